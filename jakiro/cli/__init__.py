@@ -25,6 +25,7 @@ from jakiro.cli.fetch import fetch
 from jakiro.cli.generate import generate
 from jakiro.cli.import_drafter import import_drafter
 from jakiro.cli.init import init
+from jakiro.cli.options import Command, Group
 from jakiro.cli.output import say
 from jakiro.cli.prepare import prepare
 from jakiro.cli.profile import profile
@@ -32,7 +33,6 @@ from jakiro.cli.regenerate import regenerate
 from jakiro.cli.serve import serve
 from jakiro.cli.synthesize import synthesize
 from jakiro.cli.train import train
-from jakiro.cli.value_names import NamedValuesCommand, NamedValuesGroup
 from jakiro.cli.verify import verify
 from jakiro.errors import (
     EXIT_CODE_BAD_INPUT,
@@ -46,19 +46,16 @@ from jakiro.utils.files import is_disk_full
 _DEBUG = "--debug"
 _BRACES = re.compile("[{}]")  # around required arguments
 _LIBRARY_WORDS = "Value error, "  # before messages about options with a fixed set of values
-_COMMANDS: dict[str, tuple[Callable[..., None], ...]] = {
-    "Decode": (fetch, generate, chat, serve, connect, demo),
-    "Train": (init, train, ablate),
-    "Measure": (bench, verify, profile),
-    "Data": (regenerate, synthesize),
-    "Exchange": (import_drafter, export_drafter),
+_COMMANDS: dict[str, dict[str, Callable[..., None]]] = {
+    "Decode": {
+        **{"fetch": fetch, "generate": generate, "chat": chat},
+        **{"serve": serve, "connect": connect, "demo": demo},
+    },
+    "Train": {"init": init, "train": train, "ablate": ablate},
+    "Measure": {"bench": bench, "verify": verify, "profile": profile},
+    "Data": {"regenerate": regenerate, "synthesize": synthesize},
+    "Exchange": {"import": import_drafter, "export": export_drafter},
 }
-# Names of commands whose functions have other names.
-_NAMES = {
-    import_drafter: "import",
-    export_drafter: "export",
-}
-_GROUPS = {"Data": (prepare,)}
 
 # By default, idle threads of GNU OpenMP spin for so long that, while another process is busy, every
 # small operation waits for a time slice. If they spin too briefly, they fall asleep between the
@@ -67,9 +64,7 @@ _GROUPS = {"Data": (prepare,)}
 if "OMP_WAIT_POLICY" not in os.environ:
     os.environ.setdefault("GOMP_SPINCOUNT", "100000")
 
-app = typer.Typer(
-    name="jakiro", cls=NamedValuesGroup, add_completion=False, pretty_exceptions_enable=False
-)
+app = typer.Typer(name="jakiro", cls=Group, add_completion=False, pretty_exceptions_enable=False)
 
 
 def _use_huge_pages() -> None:
@@ -122,21 +117,15 @@ def _explainable(error: Exception) -> JakiroError | typer.TyperException | None:
         return error
     if isinstance(error, ModuleNotFoundError):
         return missing_extra(error)
-    name = getattr(error, "filename", None)
-    if isinstance(error, PermissionError) or getattr(error, "errno", None) == errno.EROFS:
-        return ResourceError(
-            f"no permission for {name or 'a file'}",
-            expected="permission to read or write it",
-            got=getattr(error, "strerror", None) or error,
-            remedy="change its permissions, or choose another path",
-        )
-    if not is_disk_full(error):
+    is_forbidden = isinstance(error, PermissionError) or getattr(error, "errno", 0) == errno.EROFS
+    if not (is_forbidden or is_disk_full(error)):
         return None
     return ResourceError(
-        f"cannot write {name}" if name else "cannot write a file",
-        expected="enough disk space and no limit on file sizes",
+        f"cannot read or write {getattr(error, 'filename', None) or 'a file'}",
         got=getattr(error, "strerror", None) or error,
-        remedy="free disk space, and run the command again",
+        remedy="change its permissions, or choose another path"
+        if is_forbidden
+        else "free disk space, and run the command again",
     )
 
 
@@ -169,10 +158,9 @@ def _options(
     """Lossless speculative decoding for Hugging Face causal LMs: the same output, faster."""
 
 
-for _panel in _COMMANDS:
-    for _command in _COMMANDS[_panel]:
-        app.command(_NAMES.get(_command), cls=NamedValuesCommand, rich_help_panel=_panel)(_command)
-    for _group in _GROUPS.get(_panel, ()):
-        app.add_typer(_group, cls=NamedValuesGroup, rich_help_panel=_panel)
-        for _registered in _group.registered_commands:
-            _registered.cls = NamedValuesCommand
+for _panel, _commands in _COMMANDS.items():
+    for _name, _command in _commands.items():
+        app.command(_name, cls=Command, rich_help_panel=_panel)(_command)
+app.add_typer(prepare, cls=Group, rich_help_panel="Data")
+for _registered in prepare.registered_commands:
+    _registered.cls = Command

@@ -3,15 +3,15 @@
 import signal
 import sys
 from collections.abc import Iterator
-from contextlib import closing, contextmanager, suppress
+from contextlib import closing, contextmanager
 from typing import TYPE_CHECKING
 
 import typer
 
 from jakiro.cli import options
 from jakiro.cli.decoding import DecoderSettings, DialogueSettings
-from jakiro.cli.output import UNSAFE
-from jakiro.errors import EXIT_CODE_BAD_INPUT, JakiroError, PromptError
+from jakiro.cli.output import UNSAFE, lines
+from jakiro.errors import EXIT_CODE_BAD_INPUT, JakiroError
 from jakiro.utils.logs import quiet_libraries
 
 if TYPE_CHECKING:
@@ -19,7 +19,6 @@ if TYPE_CHECKING:
     from jakiro.cli.dialogue import Dialogue
 
 _GREETING = "/help lists the commands; Ctrl-C stops an answer, and Ctrl-D ends the chat"
-_PROMPT = "> "
 
 
 @options.with_options
@@ -60,38 +59,13 @@ class _Terminal:
     def run(self) -> None:
         """Answer lines until the input or the chat ends."""
         if self.is_interactive:
-            with suppress(ImportError):  # some systems lack this module
-                import readline  # noqa: F401 - lets users edit lines and recall earlier lines
             self._say(_GREETING)
-        for line in self._lines():
+        for line in lines():
             self._handle(line)
             if self.dialogue.is_over:
                 break
         if self._is_misspelt and not self.is_interactive:
             raise typer.Exit(EXIT_CODE_BAD_INPUT)
-
-    def _lines(self) -> Iterator[str]:
-        while True:
-            try:
-                line = input(self._prompt())
-            except EOFError:
-                if self.is_interactive:
-                    self._say("")  # ends the line of the prompt
-                return
-            except KeyboardInterrupt:
-                if not self.is_interactive:
-                    raise
-                self._say("\nCtrl-D or /quit ends the chat")
-                continue
-            except UnicodeDecodeError as error:
-                raise PromptError("cannot read a line", expected="UTF-8", got=error) from error
-            yield line
-
-    def _prompt(self) -> str:
-        if self.is_interactive and not self._answers.is_terminal:
-            self._notices.out(_PROMPT, end="")  # keeps the prompt out of the file with the answers
-            return ""
-        return _PROMPT if self.is_interactive else ""
 
     def _handle(self, line: str) -> None:
         try:
@@ -154,7 +128,7 @@ class _Terminal:
         def interrupt(number: int, frame: object) -> None:
             if self.dialogue.is_stopped:
                 raise KeyboardInterrupt
-            self.dialogue.stop()
+            self.dialogue.is_stopped = True
 
         before = signal.signal(signal.SIGINT, interrupt)
         try:

@@ -2,7 +2,6 @@
 
 import os
 import sys
-from collections.abc import Iterator
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
@@ -11,7 +10,7 @@ from pydantic import Field
 from jakiro.cli import options
 from jakiro.cli.decoding import LoadSettings, SamplingSettings, server_key
 from jakiro.cli.generate import messages, prompt_text
-from jakiro.cli.output import UNSAFE, say
+from jakiro.cli.output import UNSAFE, lines, say
 from jakiro.cli.provisional_display import ProvisionalDisplay
 from jakiro.errors import ConfigError, JakiroError, PromptError
 from jakiro.utils.logs import quiet_libraries
@@ -21,7 +20,6 @@ if TYPE_CHECKING:
     from inference.device import RemoteDecoder
     from inference.device.text import RemoteOutput, RemoteStep
 
-_PROMPT = "> "
 _UNVERIFIED = "the end of the text is not verified"
 _PATIENCE = {"wait": 60.0, "stop": 10.0, "write": 60.0}  # seconds
 
@@ -122,8 +120,8 @@ def _chat(
     """
     dialogue = messages("", system)[:-1]
     seed = chosen.get("seed")
-    for number, line in enumerate(_lines()):
-        turn = {"role": "user", "content": line}
+    for number, line in enumerate(filter(str.strip, lines())):
+        turn = {"role": "user", "content": line.strip()}
         varied = {**chosen, "seed": None if seed is None else seed + number}
         try:
             again = "for a whole answer, send the message again"
@@ -136,21 +134,6 @@ def _chat(
             say(reason if is_stopped else f"error: {error}")
             continue
         dialogue += [turn, {"role": "assistant", "content": output.text or ""}]
-
-
-def _lines() -> Iterator[str]:
-    """Yield the lines of standard input that have text."""
-    while True:
-        if sys.stdin.isatty():
-            typer.echo(_PROMPT, nl=False, err=True)
-        try:
-            line = sys.stdin.readline()
-        except UnicodeDecodeError as error:
-            raise PromptError("cannot read a line", expected="UTF-8", got=error) from error
-        if not line:
-            return
-        if line.strip():
-            yield line.strip()
 
 
 def _answer(

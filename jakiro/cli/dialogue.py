@@ -1,7 +1,7 @@
 """Dialogues of `jakiro chat` without the terminal: messages, commands, streamed answers."""
 
 import time
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Generator, Iterator
 from contextlib import closing
 from typing import Any
 
@@ -11,7 +11,7 @@ from inference.engine.stats import DecodeStats
 from inference.generation.colored_text import TextPiece, pieces_by_depth
 from inference.generation.prompts import encode_prompt, needed
 from jakiro.cli.decoding import DialogueSettings
-from jakiro.errors import ConfigError, PromptError
+from jakiro.errors import PromptError
 from jakiro.utils.settings import validate_settings
 
 HELP = """\
@@ -50,31 +50,20 @@ class Dialogue:
         self.last = DecodeStats(from_prefill=0)
         self.total = DecodeStats(from_prefill=0)
         self.is_over = False
+        self.is_stopped = False  # whether the current answer ends after the current decoding step
         self._num_answers = 0
-        self._is_stopped = False
         self._conversation = Conversation()
-        self._commands: dict[str, Callable[[str], str]] = {
-            "/help": lambda _: HELP,
-            "/reset": self._reset,
-            "/stats": self._describe_stats,
-            "/temperature": self._set_temperature,
-            "/system": self._set_system,
-            "/quit": self._quit,
-        }
 
     def answer(self, question: str) -> Generator[TextPiece, None, None]:
         """Yield the answer to a question piece by piece, and append both to the messages.
 
         If the answer has no text, the question is dropped as well.
-
-        Args:
-            question: message of the user.
         """
         message = {"role": "user", "content": question}
         prompt = self._encode([*self.messages, message])
         limit = self._limit(prompt)
         written: list[str] = []
-        self._is_stopped = False
+        self.is_stopped = False
         try:
             with closing(self._tokens(prompt, limit)) as tokens:
                 for piece in pieces_by_depth(tokens, self.tokenizer):
@@ -87,26 +76,36 @@ class Dialogue:
         finally:
             self._finish(message, "".join(written), limit)
 
-    def stop(self) -> None:
-        """End the current answer after the current decoding step."""
-        self._is_stopped = True
-
-    @property
-    def is_stopped(self) -> bool:
-        """Whether `stop` was called during the current answer."""
-        return self._is_stopped
-
     def execute(self, line: str) -> str:
         """Execute a command, and return the reply for the user."""
         name, _, argument = line.strip().partition(" ")
-        if name not in self._commands:
-            raise PromptError(
-                f"there is no command {name}",
-                expected=", ".join(self._commands),
-                got=name,
-                remedy="to send the line as a message, begin it with a space",
-            )
-        return self._commands[name](argument.strip())
+        match name:
+            case "/help":
+                return HELP
+            case "/reset":
+                self.messages = []
+                return "new chat"
+            case "/stats":
+                summary = f"last answer: {self.last.summary}\nall answers: {self.total.summary}"
+                return summary if self.total.emitted else "no answer yet"
+            case "/temperature":
+                value = self._change("temperature", argument.strip()).temperature
+                return f"temperature: {'that of the target' if value is None else f'{value:g}'}"
+            case "/system":
+                is_set = self._change("system", argument.strip()).system is not None
+                return f"the next answer follows {'the new' if is_set else 'no'} system prompt"
+            case "/quit":
+                self.is_over = True
+                return "end of the chat"
+        raise PromptError(
+            f"there is no command {name}",
+            remedy="/help lists the commands; to send the line as a message, begin it with a space",
+        )
+
+    def _change(self, name: str, value: str) -> DialogueSettings:
+        values = self.settings.model_dump() | {name: value or None}
+        self.settings = validate_settings(DialogueSettings, values, source="the command")
+        return self.settings
 
     def close(self) -> None:
         """Free the caches."""
@@ -133,24 +132,17 @@ class Dialogue:
     def _tokens(self, prompt: list[int], limit: int) -> Generator[tuple[int, int], None, None]:
         """Yield the id and the depth of each token of an answer."""
         self.last = DecodeStats()
-        settings = self.settings
-        chosen: dict[str, Any] = {"top_p": settings.top_p, "top_k": settings.top_k}
-        steps = self.decoder.steps(
-            prompt,
-            conversation=self._conversation,
-            max_new_tokens=limit,
-            temperature=settings.temperature,
-            # Every answer has its own random numbers.
-            seed=None if settings.seed is None else settings.seed + self._num_answers,
-            **{name: value for name, value in chosen.items() if value is not None},
-        )
+        given = self.settings.given | {"max_new_tokens": limit}
+        if "seed" in given:  # every answer has its own random numbers
+            given["seed"] += self._num_answers
+        steps = self.decoder.steps(prompt, conversation=self._conversation, **given)
         self._num_answers += 1
         with closing(steps):
             while (step := self._timed(steps)) is not None:
                 yield from zip(step.token_ids, step.depths, strict=True)
-                if self._is_stopped and not step.finished:
+                if self.is_stopped and not step.finished:
                     return
-        self._is_stopped = False  # the answer is complete
+        self.is_stopped = False  # the answer is complete
 
     def _timed(self, steps: Iterator[DecodeStep]) -> DecodeStep | None:
         """Return the next decoding step, and add its counts and its time to the statistics."""
@@ -176,7 +168,7 @@ class Dialogue:
         self.notice = self._remark(text, limit)
 
     def _remark(self, text: str, limit: int) -> str | None:
-        if self._is_stopped:
+        if self.is_stopped:
             return "stopped; the text above stays in the chat" if text.strip() else "stopped"
         if self.last.emitted >= limit:
             if limit < self.settings.max_new_tokens:
@@ -185,35 +177,3 @@ class Dialogue:
         if not text.strip():
             return "the model ended its answer at once; ask in other words, or try /temperature 0.7"
         return None
-
-    def _reset(self, _: str) -> str:
-        self.messages = []
-        return "new chat"
-
-    def _describe_stats(self, _: str) -> str:
-        if not self.total.emitted:
-            return "no answer yet"
-        return f"last answer: {self.last.summary}\nall answers: {self.total.summary}"
-
-    def _set_temperature(self, argument: str) -> str:
-        try:
-            changes = {"temperature": float(argument) if argument else None}
-            self.settings = validate_settings(
-                DialogueSettings, self.settings.model_dump() | changes, source="the command"
-            )
-        except ValueError as error:
-            raise ConfigError(
-                "this temperature cannot be used",
-                expected="0 (greedy) or a positive number",
-                got=argument,
-            ) from error
-        value = self.settings.temperature
-        return f"temperature: {'that of the target' if value is None else f'{value:g}'}"
-
-    def _set_system(self, argument: str) -> str:
-        self.settings = self.settings.model_copy(update={"system": argument or None})
-        return "the next answer follows the new system prompt" if argument else "no system prompt"
-
-    def _quit(self, _: str) -> str:
-        self.is_over = True
-        return "end of the chat"

@@ -7,9 +7,10 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from jakiro.cli import options
-from jakiro.errors import CheckpointError, ConfigError, TargetMismatch
+from jakiro.errors import ConfigError, TargetMismatch
 from jakiro.utils.files import ensure_new_file
 from jakiro.utils.logs import quiet_libraries
+from jakiro.utils.settings import Settings
 
 if TYPE_CHECKING:
     from jakiro.drafter import JakiroDrafter
@@ -20,40 +21,36 @@ if TYPE_CHECKING:
 _REMEDY = "pass the target's current folder or id as --target"
 
 
+class ExportSettings(Settings):
+    """Options."""
+
+    to: Literal["eagle3", "speculators", "vllm", "device"]
+    """Layout to write. eagle3: for vLLM, SGLang and TensorRT-LLM; speculators: a folder that vLLM
+    serves without other arguments; vllm: most other drafters, for vLLM in an environment where
+    jakiro is installed; device: for jakiro connect on a machine without the target."""
+    out: Path
+    """New folder to write."""
+    target: str | None = None
+    """The target; by default the one that the drafter's config names."""
+    without_layer_ids: bool = False
+    """Leave out the indices of the fused hidden states, for older versions of SGLang; they must be
+    the default ones of EAGLE-3."""
+    embedding: Literal["int8", "own"] = "int8"
+    """Format of the target's embedding in the layout device. int8 takes half of the space of bf16,
+    and may change drafts, but never the text's distribution."""
+
+
+@options.with_options
 @quiet_libraries()
 def export_drafter(
+    *,
     drafter: Annotated[
         str,
         typer.Argument(
             metavar="DRAFTER", help="Folder, hub id or name of a drafter.", show_default=False
         ),
     ],
-    to: Annotated[
-        Literal["eagle3", "speculators", "vllm", "device"],
-        typer.Option(
-            help="Layout to write. eagle3: for vLLM, SGLang and TensorRT-LLM; speculators: a "
-            "folder that vLLM serves without other arguments; vllm: most other drafters, for vLLM "
-            "in an environment where jakiro is installed; device: for jakiro connect on a machine "
-            "without the target."
-        ),
-    ],
-    out: options.NewFolder,
-    target: options.TargetOfDrafter = None,
-    without_layer_ids: Annotated[
-        bool,
-        typer.Option(
-            "--without-layer-ids",
-            help="Leave out the indices of the fused hidden states, for older versions of SGLang; "
-            "they must be the default ones of EAGLE-3.",
-        ),
-    ] = False,
-    embedding: Annotated[
-        Literal["int8", "own"],
-        typer.Option(
-            help="Format of the target's embedding in the layout device. int8 takes half of the "
-            "space of bf16, and may change drafts, but never the text's distribution."
-        ),
-    ] = "int8",
+    settings: ExportSettings,
 ) -> None:
     """Write a drafter in the format of another engine, or for a machine without the target.
 
@@ -61,18 +58,19 @@ def export_drafter(
     the target's tokenizer, its embedding and the rows of its head for the tokens that may be
     drafted, but not its layers.
     """
-    if without_layer_ids and to not in ("eagle3", "speculators"):
+    to, out = settings.to, settings.out
+    if settings.without_layer_ids and to not in ("eagle3", "speculators"):
         raise ConfigError(f"--without-layer-ids cannot be used with --to {to}")
     ensure_new_file(out, "a drafter")
     from jakiro.drafter import JakiroDrafter
     from jakiro.exchange.writing import checksums_in
 
     loaded = JakiroDrafter.from_pretrained(drafter)
-    name = target or loaded.config.target_record.name_or_path
+    name = settings.target or loaded.config.target_record.name_or_path
     if to == "device":
-        commands = _write_device(loaded, name, out, embedding, drafter)
+        commands = _write_device(loaded, name, settings, drafter)
     else:
-        commands = _write_layout(loaded, name, out, to, without_layer_ids=without_layer_ids)
+        commands = _write_layout(loaded, name, settings)
     for file, digest in checksums_in(out).items():
         typer.echo(f"sha256 of {file}: {digest} ({(out / file).stat().st_size / 1e6:.1f} MB)")
     typer.echo(f"wrote {out}; to use it:")
@@ -81,26 +79,21 @@ def export_drafter(
 
 
 def _write_device(
-    drafter: "JakiroDrafter", target: str, out: Path, embedding: Literal["int8", "own"], name: str
+    drafter: "JakiroDrafter", target: str, settings: ExportSettings, name: str
 ) -> dict[str, str]:
     """Write the folder of a machine without the target; return commands by where to run them."""
     from jakiro.exchange.device_export import export_device
     from jakiro.utils.pretrained import load_tokenizer
 
     tokenizer = load_tokenizer(target, "the tokenizer of the target", remedy=_REMEDY)
-    export_device(drafter, _load(target), tokenizer, out, embedding)
+    export_device(drafter, _load(target), tokenizer, settings.out, settings.embedding)
     serve = ["jakiro", "serve", "--target", target, "--drafter", name, "--remote-sessions", "8"]
-    connect = ["jakiro", "connect", "http://HOST:8000/v1", "--drafter", str(out)]
+    connect = ["jakiro", "connect", "http://HOST:8000/v1", "--drafter", str(settings.out)]
     return {"where the target is": shlex.join(serve), "on the other machine": shlex.join(connect)}
 
 
 def _write_layout(
-    drafter: "JakiroDrafter",
-    target: str,
-    out: Path,
-    to: Literal["eagle3", "speculators", "vllm"],
-    *,
-    without_layer_ids: bool,
+    drafter: "JakiroDrafter", target: str, settings: ExportSettings
 ) -> dict[str, str]:
     """Write the folder of another engine; return commands by the names of engines."""
     from jakiro.exchange.eagle3_export import export_eagle3, without_ids
@@ -109,14 +102,15 @@ def _write_layout(
     from jakiro.target.record import check_target
     from jakiro.utils.pretrained import local_model
 
-    record = drafter.config.target_record
+    record, to, out = drafter.config.target_record, settings.to, settings.out
+    assert to != "device", "the caller writes this layout"
     if to == "vllm":
         adapter = _load(target)
         check_target(record, adapter.spec)
         exported = export_vllm(drafter, adapter)
     else:
         exported = export_eagle3(drafter, to, _facts_of(target, record))
-    if without_layer_ids:
+    if settings.without_layer_ids:
         exported = without_ids(exported, record)
     write_export(exported.weights, exported.config, out)
     for part in exported.dropped:
@@ -141,13 +135,6 @@ def _facts_of(target: str, record: "TargetRecord") -> "ServedTarget":
 
     config = load_config(target, remedy=_REMEDY)
     text: Any = config.get_text_config()
-    architectures = list(config.architectures or ())
-    position = getattr(text, "max_position_embeddings", None)
-    if not architectures or not isinstance(position, int):
-        raise CheckpointError(
-            f"the config of {target} has no architectures or no max_position_embeddings",
-            remedy=_REMEDY,
-        )
     if (got := getattr(text, "hidden_size", None)) != record.hidden_size:
         raise TargetMismatch(
             f"the drafter was made for another target than {target} (hidden size differs)",
@@ -155,5 +142,6 @@ def _facts_of(target: str, record: "TargetRecord") -> "ServedTarget":
             got=got,
             remedy=_REMEDY,
         )
-    check_config_scales(text, architectures[0], "decode with `jakiro generate`, which applies them")
-    return ServedTarget(local_model(target), architectures[0], position)
+    architecture = str((config.architectures or ["unknown"])[0])
+    check_config_scales(text, architecture, "decode with `jakiro generate`, which applies them")
+    return ServedTarget(local_model(target), architecture, text.max_position_embeddings)

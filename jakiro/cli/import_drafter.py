@@ -4,6 +4,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from pydantic import PositiveInt
 
 from jakiro.cli import options
 from jakiro.cli.decoding import LoadSettings
@@ -11,11 +12,36 @@ from jakiro.cli.output import say
 from jakiro.errors import CheckpointError, ConfigError
 from jakiro.utils.files import ensure_new_file
 from jakiro.utils.logs import quiet_libraries
+from jakiro.utils.settings import Settings
 
 if TYPE_CHECKING:
     from inference.benchmark.agreement import Agreement
     from jakiro.drafter import JakiroDrafter
     from jakiro.exchange.plan import ImportPlan
+
+
+class ImportSettings(Settings):
+    """Options."""
+
+    target: str | None = None
+    """The target that the drafter was published for."""
+    out: Path | None = None
+    """New folder for the drafter."""
+    revision: str | None = None
+    """Commit, branch or tag of the drafter on the hub."""
+    prompts: Path | None = None
+    """Prompt file to measure agreement and tau with, as for `jakiro bench`; by default a few
+    built-in prompts."""
+    num_prompts: PositiveInt = 16
+    """Largest number of prompts."""
+    max_new_tokens: PositiveInt = 32
+    """Largest number of tokens to decode for each prompt."""
+    dry_run: bool = False
+    """Show the family, the settings and the use of each tensor; needs no target and writes
+    nothing."""
+    force: bool = False
+    """Write the drafter even if it agrees with the target less often than the most frequent
+    token."""
 
 
 @options.with_options
@@ -30,47 +56,7 @@ def import_drafter(
             show_default=False,
         ),
     ],
-    target: Annotated[
-        str | None,
-        typer.Option(
-            metavar="PATH_OR_HUB_ID",
-            help="The target that the drafter was published for.",
-        ),
-    ] = None,
-    out: Annotated[
-        Path | None, typer.Option(metavar="FOLDER", help="New folder for the drafter.")
-    ] = None,
-    revision: Annotated[
-        str | None, typer.Option(help="Commit, branch or tag of the drafter on the hub.")
-    ] = None,
-    prompts: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="FILE",
-            help="Prompt file to measure agreement and tau with, as for `jakiro bench`; by default "
-            "a few built-in prompts.",
-        ),
-    ] = None,
-    num_prompts: Annotated[int, typer.Option(min=1, help="Largest number of prompts.")] = 16,
-    max_new_tokens: Annotated[
-        int, typer.Option(min=1, help="Largest number of tokens to decode for each prompt.")
-    ] = 32,
-    dry_run: Annotated[
-        bool,
-        typer.Option(
-            "--dry-run",
-            help="Show the family, the settings and the use of each tensor; needs no target and "
-            "writes nothing.",
-        ),
-    ] = False,
-    force: Annotated[
-        bool,
-        typer.Option(
-            "--force",
-            help="Write the drafter even if it agrees with the target less often than the most "
-            "frequent token.",
-        ),
-    ] = False,
+    settings: ImportSettings,
     load: LoadSettings,
 ) -> None:
     """Convert a published drafter (EAGLE-1 to EAGLE-3, HASS, MoA, Jakiro), and measure it.
@@ -78,7 +64,8 @@ def import_drafter(
     The family is recognized by the tensors. Every tensor is used, or left out for a stated reason.
     Before anything is written, the drafter's agreement with the target and tau are measured.
     """
-    if not dry_run and (target is None or out is None):
+    target, out = settings.target, settings.out
+    if not settings.dry_run and (target is None or out is None):
         raise ConfigError("an import needs --target and --out, or --dry-run")
     if out is not None:
         ensure_new_file(out, "a drafter")
@@ -86,15 +73,14 @@ def import_drafter(
     from jakiro.exchange.families import plan_import
     from jakiro.exchange.writing import SETTINGS_FILE, record_of, write_import
 
-    plan = plan_import(read_checkpoint(head, revision))
+    plan = plan_import(read_checkpoint(head, settings.revision))
     for line in plan.lines():
         typer.echo(line)
-    if dry_run or target is None or out is None:
+    if settings.dry_run or target is None or out is None:
         return
-    limits = (prompts, num_prompts, max_new_tokens)
-    drafter, measured, facts = _measured(plan, target, load, limits)
+    drafter, measured, facts = _measured(plan, target, load, settings)
     typer.echo(str(measured))
-    if not (measured.is_above_floor or force):
+    if not (measured.is_above_floor or settings.force):
         raise CheckpointError(
             "the imported drafter does not fit the target, so nothing was written",
             expected=f"an agreement above {measured.floor:.1%}",
@@ -105,7 +91,7 @@ def import_drafter(
         plan,
         measured.model_dump()
         | {"is_above_floor": measured.is_above_floor}
-        | {"prompts": "built-in" if prompts is None else str(prompts)}
+        | {"prompts": str(settings.prompts or "built-in")}
         | facts,
     )
     write_import(drafter, out)
@@ -114,7 +100,7 @@ def import_drafter(
 
 
 def _measured(
-    plan: "ImportPlan", target: str, load: LoadSettings, limits: tuple[Path | None, int, int]
+    plan: "ImportPlan", target: str, load: LoadSettings, settings: ImportSettings
 ) -> tuple["JakiroDrafter", "Agreement", dict[str, Any]]:
     """Return the drafter that agrees best, its agreement, and facts about the alternatives."""
     from inference.benchmark.agreement import choose_best
@@ -124,8 +110,8 @@ def _measured(
     from jakiro.target.record import record_target
     from jakiro.utils.pretrained import load_causal_lm, load_tokenizer
 
-    path, num_prompts, max_new_tokens = limits
-    texts = BUILT_IN if path is None else [each.first for each in read_prompts(path, num_prompts)]
+    path, count = settings.prompts, settings.num_prompts
+    texts = BUILT_IN if path is None else [each.first for each in read_prompts(path, count)]
     say(f"loading the target {target}")
     model = load_causal_lm(target, dtype=load.dtype, device=load.torch_device)
     tokenizer = load_tokenizer(target, "the tokenizer of the target")
@@ -135,10 +121,10 @@ def _measured(
     weights = plan.table.converted()
     record = record_target(adapter.spec, target, tokenizer)
     names = distinctions([each.model_dump() for each in candidates])
-    decoded = (tokenizer, texts[:num_prompts], max_new_tokens)
+    decoded = (tokenizer, texts[:count], settings.max_new_tokens)
     measured = {}
-    for name, settings in zip(names, candidates, strict=True):
-        drafter = build_drafter(settings, record, dict(weights))
+    for name, candidate in zip(names, candidates, strict=True):
+        drafter = build_drafter(candidate, record, dict(weights))
         found = _agreement_of(drafter, model, decoded, name)
         if found is not None:
             measured[name] = found

@@ -9,12 +9,20 @@ from typing import Annotated, Any, get_origin
 
 import typer
 from pydantic.fields import FieldInfo
+from typer.core import TyperArgument, TyperCommand, TyperGroup
 
 from jakiro.utils.settings import Settings, innermost_types, validate_settings
 
-_FLAGS = {"overrides": "--set", "trees": "--trees"}  # options that are not named after their field
+# Options that are not named after their field, and one whose name in the singular ends with s.
+_FLAGS = {"overrides": "--set", "trees": "--trees", "corpus": "--corpus"}
 _VALUES: dict[object, str] = {int: "N", float: "X", bool: "yes|no", Path: "FILE"}
+_VALUES_OF = {
+    **dict.fromkeys(("target", "tokenizer"), "PATH_OR_HUB_ID"),
+    **dict.fromkeys(("data", "corpus"), "PATH"),
+    **{"prompts": "FILE", "system": "TEXT", "device_memory": "GIB", "device_speed": "TFLOPS"},
+}
 _LONG = 20  # number of characters from which values are named in the help text only
+_DRAFTER = "--drafter"
 
 DRAFTERS = (
     "aded, aded=TABLE, lookup, lm=MODEL (a smaller model with the same tokenizer), or two "
@@ -25,7 +33,7 @@ DrafterName = Annotated[
     typer.Argument(
         metavar="DRAFTER",
         help="Folder or hub id of a drafter, or smollm2-135m-instruct for the drafter in this "
-        f"package; or, with --target, {DRAFTERS}.",
+        f"package; or, with --target, {DRAFTERS}. It may also be written as --drafter DRAFTER.",
         show_default=False,
     ),
 ]
@@ -197,11 +205,52 @@ def _flag(name: str, field: FieldInfo) -> str:
 
 def _value_name(name: str, field: FieldInfo) -> str:
     """Return the name of an option's value in help texts, such as N, or auto|N."""
-    if name in ("folder", "out") or name.endswith("_folder"):
-        return "FOLDER"
-    if name == "prompts":
-        return "FILE"
     types = [kind for kind in innermost_types(field.annotation) if kind is not type(None)]
+    if Path in types and "folder" in (field.description or "").partition(".")[0].lower():
+        return "FOLDER"
     words = [kind if isinstance(kind, str) else _VALUES.get(kind) for kind in types]
     text = "|".join(filter(None, words))
-    return text if 0 < len(text) < _LONG else name.upper()
+    return _VALUES_OF.get(name) or (text if 0 < len(text) < _LONG else name.upper())
+
+
+def _no_type(ctx: object) -> None:
+    """Return None: the name of an argument is enough."""
+
+
+class _WithoutTypes:
+    """Mix-in of commands whose help shows no names of Python types for flags and arguments."""
+
+    def get_params(self, ctx: Any) -> list[Any]:
+        """Return the parameters."""
+        command: Any = super()
+        parameters: list[Any] = command.get_params(ctx)
+        for parameter in parameters:
+            if isinstance(parameter, TyperArgument):
+                parameter.display_type_rich = _no_type  # type: ignore[method-assign]
+                parameter.metavar = parameter.metavar or str(parameter.name).upper()
+            elif parameter.metavar is None:
+                kind = parameter.display_type(ctx).strip("<>")
+                parameter.metavar = "" if parameter.is_flag else kind
+        return parameters
+
+
+class Group(_WithoutTypes, TyperGroup):
+    """A group of commands."""
+
+
+class Command(_WithoutTypes, TyperCommand):
+    """A command; an argument `drafter`, which comes first, may be written as an option as well."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Parse the words of the command line."""
+        words = [part for word in args for part in _split(word)]
+        first = next(iter(self.params), None)
+        if isinstance(first, TyperArgument) and first.name == "drafter" and _DRAFTER in words[:-1]:
+            index = words.index(_DRAFTER)
+            args = [words[index + 1], *words[:index], *words[index + 2 :]]
+        return super().parse_args(ctx, args)
+
+
+def _split(word: str) -> list[str]:
+    """Return the parts of a word of the form --drafter=DRAFTER."""
+    return word.split("=", 1) if word.startswith(f"{_DRAFTER}=") else [word]

@@ -1,14 +1,17 @@
-"""Messages on standard error, and files that receive results."""
+"""Lines from standard input, messages on standard error, and files that receive results."""
 
-from collections.abc import Callable
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from functools import partial
 from pathlib import Path
-from tempfile import NamedTemporaryFile
 
 import typer
 
-from jakiro.errors import ConfigError, ResourceError
+from jakiro.errors import ConfigError, PromptError
 
 STANDARD_OUTPUT = Path("-")
+_PROMPT = "> "
 # Control characters other than tabs and newlines, which could change the state of a terminal.
 UNSAFE = dict.fromkeys([*range(9), *range(11, 32), *range(127, 160)])
 
@@ -21,6 +24,35 @@ def say(message: str) -> None:
     typer.echo(" ".join(message.split()).translate(UNSAFE), err=True)
 
 
+def lines() -> Iterator[str]:
+    """Yield the lines of standard input; in a terminal, after a prompt and until Ctrl-D."""
+    is_interactive = sys.stdin.isatty()
+    if is_interactive:
+        with suppress(ImportError):  # some systems lack this module
+            import readline  # noqa: F401 - lets users edit lines and recall earlier lines
+    while True:
+        try:
+            yield _line(_PROMPT if is_interactive else "")
+        except EOFError:
+            if is_interactive:
+                say("")  # ends the line of the prompt
+            return
+        except KeyboardInterrupt:
+            if not is_interactive:
+                raise
+            typer.echo("\nCtrl-D ends the chat", err=True)
+
+
+def _line(prompt: str) -> str:
+    if not sys.stdout.isatty():  # keeps the prompt out of the file with the answers
+        typer.echo(prompt, nl=False, err=True)
+        prompt = ""
+    try:
+        return input(prompt)
+    except UnicodeDecodeError as error:
+        raise PromptError("cannot read a line", expected="UTF-8", got=error) from error
+
+
 def writer(
     path: Path | None,
     option: str = "--json",
@@ -30,8 +62,7 @@ def writer(
 ) -> Callable[[str], None]:
     """Return a function that writes a text to a new file, after checking the path.
 
-    The check comes before long work. If the file cannot be written afterwards, or the user
-    interrupts the program, the text is kept in a temporary file, which a message names.
+    The check comes before long work.
 
     Args:
         path: path of the new file; None to get a function that does nothing.
@@ -47,26 +78,4 @@ def writer(
         raise ConfigError(f"{option} cannot write {content} to standard output")
     ensure_new_file(path, content, option)
     ensure_writable_folder(path.absolute().parent)
-
-    def write(text: str) -> None:
-        try:
-            write_atomically(path, text)
-        except OSError as error:
-            raise ResourceError(
-                f"cannot write {content} to {path}",
-                got=error.strerror or error,
-                remedy=_kept(content, text, path.suffix),
-            ) from error
-        except KeyboardInterrupt:
-            if not path.exists():  # otherwise the file is complete
-                say(f"interrupted before {path} was written; {_kept(content, text, path.suffix)}")
-            raise
-
-    return write
-
-
-def _kept(content: str, text: str, suffix: str) -> str:
-    """Write a text to a temporary file, and return where it is now."""
-    with NamedTemporaryFile("w", suffix=suffix, delete=False, encoding="utf-8") as file:
-        file.write(text)
-    return f"{content} are in {file.name}; copy them to another place"
+    return partial(write_atomically, path)

@@ -5,11 +5,12 @@ from pathlib import Path
 from typing import Annotated, Literal
 
 import typer
+from pydantic import Field, NonNegativeInt, PositiveInt
 
 from jakiro.cli import options
 from jakiro.cli.output import say, writer
 from jakiro.utils.logs import quiet_libraries
-from jakiro.utils.settings import load_settings
+from jakiro.utils.settings import Settings, load_settings
 
 prepare = typer.Typer(
     name="prepare",
@@ -18,34 +19,45 @@ prepare = typer.Typer(
 )
 
 
+class PrepareSettings(Settings):
+    """Options."""
+
+    target: str
+    """The model to draft for."""
+    data: tuple[str, ...] = Field(min_length=1)
+    """Data file, folder of data files, or hub dataset as NAME or NAME:SPLIT."""
+    sequence_length: int = Field(512, ge=2)
+    """Number of tokens of a packed sequence."""
+    split: Literal["never", "texts", "all"] = "texts"
+    """Documents that may be split to fill sequences, as for data.split."""
+    preview: NonNegativeInt = 0
+    """Number of documents to show, with responses in color."""
+    skip_bad_records: bool = False
+    """Leave out unusable records and report how many; by default, they are errors."""
+    cache_folder: Path | None = None
+    """Folder for the cached tokens; by default in the user's cache."""
+
+
+class TrigramSettings(Settings):
+    """Options."""
+
+    corpus: tuple[str, ...] = Field(min_length=1)
+    """Text file, training data (.jsonl, .json, .parquet, or a dataset on the hub), or a folder of
+    such files."""
+    tokenizer: str
+    """The target's tokenizer."""
+    out: Path
+    """File to write the trigrams to."""
+    max_bigrams: PositiveInt = 2**18
+    """Largest number of bigrams (pairs of tokens) to keep, each with the tokens that follow it most
+    often. A bigram with 12 such successors takes 104 bytes."""
+    successors: int = Field(12, ge=1, le=256)
+    """Largest number of successors to keep per bigram."""
+
+
 @prepare.command()
-def data(
-    target: Annotated[str, typer.Option(metavar="PATH_OR_HUB_ID", help="The model to draft for.")],
-    data: options.DataPaths,
-    sequence_length: Annotated[
-        int, typer.Option(min=2, help="Number of tokens of a packed sequence.")
-    ] = 512,
-    split: Annotated[
-        Literal["never", "texts", "all"],
-        typer.Option(help="Documents that may be split to fill sequences, as for data.split."),
-    ] = "texts",
-    preview: Annotated[
-        int, typer.Option(min=0, help="Number of documents to show, with responses in color.")
-    ] = 0,
-    skip_bad_records: Annotated[
-        bool,
-        typer.Option(
-            "--skip-bad-records",
-            help="Leave out unusable records and report how many; by default, they are errors.",
-        ),
-    ] = False,
-    cache_folder: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="DIR", help="Folder for the cached tokens; by default in the user's cache."
-        ),
-    ] = None,
-) -> None:
+@options.with_options
+def data(*, settings: PrepareSettings) -> None:
     """Tokenize data into the cache that training uses, and report what was read and left out."""
     from rich.console import Console
 
@@ -55,20 +67,21 @@ def data(
     from training.input_settings import TargetSettings
     from training.setup.loading import load_tokenizer, vocab_size_of
 
-    settings = TargetSettings(name_or_path=target)
+    target = TargetSettings(name_or_path=settings.target)
     with quiet_libraries():
-        tokenizer = load_tokenizer(settings)
+        tokenizer = load_tokenizer(target)
         store = open_tokens(
-            data,
+            settings.data,
             tokenizer,
-            cache_folder,
-            skip_bad_records=skip_bad_records,
-            vocab_size=vocab_size_of(settings),
+            settings.cache_folder,
+            skip_bad_records=settings.skip_bad_records,
+            vocab_size=vocab_size_of(target),
         )
     console = Console()
-    for document in preview_of(store, tokenizer, preview):
+    for document in preview_of(store, tokenizer, settings.preview):
         console.print(document, end="\n\n", soft_wrap=True)
-    sequences = PackedSequences(store, range(store.num_documents), sequence_length, split)
+    documents = range(store.num_documents)
+    sequences = PackedSequences(store, documents, settings.sequence_length, settings.split)
     for line in sequences.report():
         typer.echo(line)
 
@@ -121,32 +134,9 @@ def states(
 
 
 @prepare.command()
+@options.with_options
 @quiet_libraries()
-def trigrams(
-    corpus: Annotated[
-        list[str],
-        typer.Option(
-            metavar="PATH",
-            help="Text file, training data (.jsonl, .json, .parquet, or a dataset on the hub), or "
-            "a folder of such files; may be repeated.",
-        ),
-    ],
-    tokenizer: Annotated[
-        str, typer.Option(metavar="PATH_OR_HUB_ID", help="The target's tokenizer.")
-    ],
-    out: Annotated[Path, typer.Option(metavar="FILE", help="File to write the trigrams to.")],
-    max_bigrams: Annotated[
-        int,
-        typer.Option(
-            min=1,
-            help="Largest number of bigrams (pairs of tokens) to keep, each with the tokens that "
-            "follow it most often. A bigram with 12 such successors takes 104 bytes.",
-        ),
-    ] = 2**18,
-    successors: Annotated[
-        int, typer.Option(min=1, max=256, help="Largest number of successors to keep per bigram.")
-    ] = 12,
-) -> None:
+def trigrams(*, settings: TrigramSettings) -> None:
     """Count the trigrams of a corpus and store them in a file, for the drafter `aded=FILE`."""
     from rich.progress import BarColumn, TextColumn, TimeElapsedColumn
 
@@ -155,16 +145,19 @@ def trigrams(
     from jakiro.utils.progress import ProgressDisplay
     from training.data.trigram_corpus import corpus_records, count_trigrams
 
+    out = settings.out
     writer(out, "--out", "the trigrams")  # rejects an unusable path before counting
-    loaded = load_tokenizer(tokenizer)
+    tokenizer = load_tokenizer(settings.tokenizer)
     columns = (BarColumn(), TextColumn("{task.completed} tokens"), TimeElapsedColumn())
     with ProgressDisplay(TextColumn("Counting"), *columns) as bar:
         task = bar.add_task("Counting tokens", total=None)
         counter = count_trigrams(
-            loaded, corpus_records(corpus), lambda number: bar.update(task, completed=number)
+            tokenizer,
+            corpus_records(settings.corpus),
+            lambda number: bar.update(task, completed=number),
         )
-    index = counter.index(max_bigrams, successors)
-    save_trigrams(index, out, loaded, counter.num_tokens)
+    index = counter.index(settings.max_bigrams, settings.successors)
+    save_trigrams(index, out, tokenizer, counter.num_tokens)
     say(
         f"counted trigrams in {counter.num_tokens} tokens; stored those of {len(index.keys)} "
         f"bigrams in {out}"

@@ -2,15 +2,16 @@
 
 import shlex
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Literal
 
 import typer
+from pydantic import PositiveInt
 
 from jakiro.cli import options
 from jakiro.cli.output import say
 from jakiro.errors import EXIT_CODE_BAD_INPUT, EXIT_CODE_INTERRUPTED
 from jakiro.utils.extras import require_extra
-from jakiro.utils.settings import load_settings
+from jakiro.utils.settings import Settings, load_settings
 from training.distributed.launch import LaunchOptions, command, launch
 
 if TYPE_CHECKING:
@@ -20,72 +21,56 @@ if TYPE_CHECKING:
 _GIB = 2**30
 
 
+class PlanSettings(Settings):
+    """Options."""
+
+    micro_batch_size: PositiveInt | Literal["auto"] | None = None
+    """Number of sequences in a forward pass of a process; auto: as many as fit into memory."""
+    dry_run: bool = False
+    """Only estimate memory, disk space and time. No weights are downloaded, and data is tokenized
+    only if epochs is set."""
+    device_memory: float | None = None
+    """Memory of the device to plan for, if that device is in another machine. On a machine without
+    a GPU, a dry run with this option plans for a GPU unless engine.device is cpu."""
+    device_speed: float | None = None
+    """Speed of large matrix products on the device to plan for, if that device is in another
+    machine."""
+
+
 @options.with_options
 def train(
     *,
     config: options.SettingsFile,
     overrides: options.Overrides = None,
-    micro_batch_size: Annotated[
-        str | None,
-        typer.Option(
-            metavar="N|auto",
-            help="Number of sequences in a forward pass of a process; auto: as many as fit into "
-            "memory.",
-        ),
-    ] = None,
-    dry_run: Annotated[
-        bool,
-        typer.Option(
-            "--dry-run",
-            help="Only estimate memory, disk space and time. No weights are downloaded, and data "
-            "is tokenized only if epochs is set.",
-        ),
-    ] = False,
-    device_memory: Annotated[
-        float | None,
-        typer.Option(
-            metavar="GIB",
-            help="Memory of the device to plan for, if that device is in another machine. On a "
-            "machine without a GPU, a dry run with this option plans for a GPU unless "
-            "engine.device is cpu.",
-        ),
-    ] = None,
-    device_speed: Annotated[
-        float | None,
-        typer.Option(
-            metavar="TFLOPS",
-            help="Speed of large matrix products on the device to plan for, if that device is in "
-            "another machine.",
-        ),
-    ] = None,
+    plan: PlanSettings,
     launched: LaunchOptions,
 ) -> None:
     """Train a drafter on one or several machines; the same command continues an interrupted run."""
     words = [*(overrides or ())]
-    if micro_batch_size is not None and micro_batch_size != "auto":
-        words.append(f"batch.micro_batch_size={micro_batch_size}")
+    if plan.micro_batch_size not in (None, "auto"):
+        words.append(f"batch.micro_batch_size={plan.micro_batch_size}")
     from training.config import TrainSettings
 
     settings = load_settings(TrainSettings, config, words)
-    if not dry_run:
+    if not plan.dry_run:
         require_extra("train")
     from jakiro.utils.pretrained import choose_device
     from training.planning.estimate import choose_micro_batch, memory_here, planned_kind
 
-    kind = planned_kind(settings, device_memory)
+    kind = planned_kind(settings, plan.device_memory)
     is_elsewhere = kind == "cuda" and choose_device("auto").type == "cpu"
     if is_elsewhere and launched.hostfile is None and launched.processes is None:
         launched = launched.model_copy(update={"processes": 1})
     count = launched.count(settings)
-    memory = int((device_memory or 0) * _GIB) or memory_here(kind, launched.local(settings))
-    if micro_batch_size == "auto":
+    memory = int((plan.device_memory or 0) * _GIB) or memory_here(kind, launched.local(settings))
+    if plan.micro_batch_size == "auto":
         settings = choose_micro_batch(settings, count, memory, kind)
         size = settings.batch.micro_batch_size
         say(f"batch.micro_batch_size: {size}, which fits into memory")
         words.append(f"batch.micro_batch_size={size}")
     settings.batch.accumulation(count)  # rejects unsuitable sizes
-    if dry_run:
-        _show_estimate(settings, count, kind, memory, device_speed)
+    if plan.dry_run:
+        _show_estimate(settings, count, kind, memory, plan.device_speed)
         return
     _run(settings, config, words, launched)
     for words_of_next in _next_commands(settings):

@@ -57,7 +57,7 @@ def _take_trunk(
 ) -> dict[str, Any]:
     """Add everything before the feed-forward network, and return the settings of the trunk."""
     hidden, heads, layer = config.hidden_size, config.heads, _prefix(table)
-    fusion_norm = _take_fusion(values, table, hidden, num_states)
+    fusion_norm = _take_fusion(table, hidden, num_states)
     for ours, name in (("feature_norm", "hidden_norm"), ("token_norm", "input_layernorm")):
         table.take(f"trunk.feature_input.{ours}.weight", {f"{layer}{name}.weight": (hidden,)})
     return {
@@ -99,11 +99,9 @@ def _prefix(table: TensorTable) -> str:
     return "midlayer." if table.has("midlayer.hidden_norm.weight") else "layers.0."
 
 
-def _take_fusion(values: Eagle3Config, table: TensorTable, hidden: int, num_states: int) -> str:
+def _take_fusion(table: TensorTable, hidden: int, num_states: int) -> str:
     """Add the matrix that fuses hidden states, and return the kind of the norm before it."""
     ours = "feature_encoder"
-    values.check_flag("fc_norm", "fc_norm.0.weight")
-    values.check_flag("norm_before_fc", "input_norm.weight")
     table.take(f"{ours}.output.weight", {"fc.weight": (hidden, num_states * hidden)})
     if table.has("fc.bias"):
         table.take(f"{ours}.output.bias", {"fc.bias": (hidden,)})

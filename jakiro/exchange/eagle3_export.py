@@ -54,8 +54,11 @@ def export_eagle3(drafter: JakiroDrafter, layout: Layout, facts: ServedTarget) -
             "or train one with the settings in configs/drafters/eagle3-exact.yaml",
         )
     weights = _weights(drafter, "midlayer." if layout == "eagle3" else "layers.0.")
-    layer = _layer(drafter, facts)
     own = _own_keys(drafter)
+    layer = layer_keys(drafter, facts.max_position)
+    if settings.trunk.rope.kind != "default":  # older engines read `rope_scaling`
+        scaling = layer["rope_parameters"].items()
+        layer["rope_scaling"] = {name: value for name, value in scaling if name != "rope_theta"}
     if layout == "eagle3":
         ids = {IDS: own[IDS]}
         config = layer | own | {"architectures": ["LlamaForCausalLMEagle3"]}
@@ -174,16 +177,12 @@ def _draft_vocabulary(ids: Tensor, vocab_size: int) -> dict[str, Tensor]:
     return {"d2t": ids - torch.arange(len(ids), device=ids.device), "t2d": is_drafted}
 
 
-def _layer(drafter: JakiroDrafter, facts: ServedTarget) -> dict[str, Any]:
+def layer_keys(drafter: JakiroDrafter, max_position: int) -> dict[str, Any]:
     """Return the keys of a Llama config that describe the drafter's layer."""
     settings, record = drafter.config.settings, drafter.config.target_record
     trunk = settings.trunk
     assert trunk.rope_theta is not None, "`config_for` completes the settings"
-    rope = trunk.rope.parameters(trunk.rope_theta)
-    # Older engines read `rope_scaling`, newer ones `rope_parameters`.
-    scaling = {name: value for name, value in rope.items() if name != "rope_theta"}
-    changed = {} if trunk.rope.kind == "default" else {"rope_scaling": scaling}
-    return changed | {
+    return {
         "model_type": "llama",
         "hidden_size": record.hidden_size,
         "intermediate_size": settings.experts.intermediate_size,
@@ -194,8 +193,8 @@ def _layer(drafter: JakiroDrafter, facts: ServedTarget) -> dict[str, Any]:
         "vocab_size": record.vocab_size,
         "rms_norm_eps": settings.norm_eps,
         "rope_theta": trunk.rope_theta,
-        "rope_parameters": rope,
-        "max_position_embeddings": facts.max_position,
+        "rope_parameters": trunk.rope.parameters(trunk.rope_theta),
+        "max_position_embeddings": max_position,
         "hidden_act": "silu",
         "attention_bias": False,
         "mlp_bias": False,

@@ -1,24 +1,17 @@
 """The decoder layer of published drafters: its config, and the tensors of its two halves."""
 
 from collections.abc import Mapping
-from typing import Any, get_args
+from typing import Any
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from jakiro.exchange.table import TensorTable, cannot_import, rows_joined, stacked_transposed
 from jakiro.target.attention_shape import AttentionShape
-from jakiro.utils.rope import RopeKind, RopeSettings
+from jakiro.utils.rope import RopeSettings
 from moa import AttentionBias
 
 _DEFAULT_BASE = 10_000.0  # of transformers' Llama; never the target's
-
-
-class RopeParameters(BaseModel):
-    """Kind and parameters of a rotary embedding; `LayerConfig.rope` checks all but the base."""
-
-    model_config = ConfigDict(frozen=True, extra="allow", allow_inf_nan=False)
-
-    rope_theta: float | None = Field(None, gt=0)
+_ROPE_KEYS = {"rope_type", "type", "rope_theta", "partial_rotary_factor", "finetuned"}
 
 
 class LayerConfig(BaseModel):
@@ -39,20 +32,15 @@ class LayerConfig(BaseModel):
     head_dim: int | None = Field(None, ge=2)
     num_hidden_layers: int = 1
     rms_norm_eps: float = Field(1e-6, gt=0)
-    rope_theta: float | None = Field(None, gt=0)
+    rope_theta: float | None = None
     rope_scaling: dict[str, Any] | None = None
-    rope_parameters: RopeParameters = RopeParameters()
+    rope_parameters: dict[str, Any] | None = None
     max_position_embeddings: int | None = None
     hidden_act: str = "silu"
     partial_rotary_factor: float = 1.0
     sliding_window: int | None = None
     use_sliding_window: bool = True
     logit_scale: float = 1.0
-
-    @field_validator("rope_parameters", mode="before")
-    @classmethod
-    def _accept_null(cls, value: object) -> object:
-        return RopeParameters() if value is None else value
 
     @property
     def heads(self) -> AttentionShape:
@@ -61,19 +49,19 @@ class LayerConfig(BaseModel):
             num_heads=self.num_attention_heads,
             num_kv_heads=self.num_key_value_heads or self.num_attention_heads,
             head_dim=self.head_dim or self.hidden_size // self.num_attention_heads,
-            rope_theta=self.rope_theta or self.rope_parameters.rope_theta or _DEFAULT_BASE,
+            rope_theta=self.rope_theta or self.scaling.get("rope_theta") or _DEFAULT_BASE,
         )
 
     @property
     def scaling(self) -> dict[str, Any]:
         """The parameters of the rotary embedding, under the names of transformers."""
-        return self.rope_scaling or dict(self.rope_parameters)
+        return self.rope_scaling or self.rope_parameters or {}
 
     @property
     def rope(self) -> RopeSettings:
         """The change of the rotary embedding for long contexts."""
-        names = RopeSettings.model_fields
-        values = {name: value for name, value in self.scaling.items() if name in names}
+        given = self.scaling.keys() & RopeSettings.model_fields.keys()
+        values = {name: self.scaling[name] for name in given}
         values["kind"] = self.scaling.get("rope_type", self.scaling.get("type", "default"))
         if values["kind"] in ("llama3", "yarn"):
             values.setdefault("original_max_position_embeddings", self.max_position_embeddings)
@@ -84,15 +72,13 @@ def layer_config(values: Mapping[str, Any], source: str) -> LayerConfig:
     """Return the config of a published drafter's layer."""
     try:
         config = LayerConfig.model_validate(dict(values))
-        heads = config.heads
+        heads, _ = config.heads, config.rope
     except ValidationError as error:
         first = error.errors()[0]
-        name = ".".join(map(str, first["loc"])) or "its heads"
+        name = ".".join(map(str, first["loc"])) or "combination of values"
         raise cannot_import(source, f"a usable {name} in config.json", first["msg"]) from error
-    bases = {config.rope_theta, config.rope_parameters.rope_theta} - {None}
-    if len(bases) > 1:
-        both = f"{config.rope_theta:g} and {config.rope_parameters.rope_theta:g}"
-        raise cannot_import(source, "one rope_theta in config.json", both)
+    if others := sorted(config.scaling.keys() - _ROPE_KEYS - RopeSettings.model_fields.keys()):
+        raise cannot_import(source, "known parameters of rope_scaling", ", ".join(others))
     window = config.sliding_window if config.use_sliding_window else None
     rotated = config.scaling.get("partial_rotary_factor", config.partial_rotary_factor)
     checks: tuple[tuple[str, object, object], ...] = (
@@ -101,33 +87,12 @@ def layer_config(values: Mapping[str, Any], source: str) -> LayerConfig:
         ("partial_rotary_factor", rotated, 1.0),
         ("sliding_window", window, None),
         ("logit_scale", config.logit_scale, 1.0),
+        ("remainder of query heads over key/value heads", heads.num_heads % heads.num_kv_heads, 0),
     )
     for name, got, possible in checks:
         if got != possible:
             raise cannot_import(source, f"{name} {possible}", got)
-    _check_rope(config, source)
-    if heads.num_heads % heads.num_kv_heads:
-        raise cannot_import(
-            source, "a multiple of the key/value heads", f"{heads.num_heads} query heads"
-        )
     return config
-
-
-def _check_rope(config: LayerConfig, source: str) -> None:
-    """Raise an error if the rotary embedding is changed in a way that cannot be reproduced."""
-    scaling = config.scaling
-    known = {"rope_type", "type", "rope_theta", "partial_rotary_factor", *RopeSettings.model_fields}
-    if others := sorted(set(scaling) - known - {"finetuned"}):
-        raise cannot_import(source, "known parameters of rope_scaling", ", ".join(others))
-    try:
-        _ = config.rope
-    except ValidationError as error:
-        kinds = ", ".join(get_args(RopeKind))
-        first = error.errors()[0]
-        name = ".".join(map(str, first["loc"])) or "the combination"
-        raise cannot_import(
-            source, f"rope_scaling of a kind in {kinds}", f"{scaling} ({name}: {first['msg']})"
-        ) from error
 
 
 def take_attention(

@@ -135,9 +135,11 @@ def described(settings: DrafterSettings) -> dict[str, object]:
 def check_fits(plan: ImportPlan, target: TargetAdapter) -> None:
     """Raise an error unless a published drafter fits a target."""
     spec = target.spec
+    shape = plan.head_shape
     for name, expected, got in (
         ("hidden size", plan.hidden_size, spec.hidden_size),
         ("vocabulary size", plan.vocab_size, spec.vocab_size),
+        ("keys and values of a layer", shape and {shape}, shape and set(spec.head_shapes)),
     ):
         if expected != got:
             raise TargetMismatch(
@@ -148,14 +150,6 @@ def check_fits(plan: ImportPlan, target: TargetAdapter) -> None:
             )
     if plan.target is not None:
         check_target(plan.target, spec)
-    if plan.head_shape is not None and set(spec.head_shapes) != {plan.head_shape}:
-        raise TargetMismatch(
-            f"{plan.table.checkpoint.source} was made for another target (keys and values differ)",
-            expected=f"layers with {plan.head_shape.num_kv_heads} heads of "
-            f"{plan.head_shape.key_dim} for keys and values",
-            got=f"{spec.head_shapes[0].num_kv_heads} heads of {spec.head_shapes[0].key_dim}",
-            remedy="pass the target that the drafter was published for as --target",
-        )
     check_scales(target, remedy="train a drafter for this target with `jakiro train`")
     for name, part in plan.table.copies.items():
         _check_copy(plan.table, name, _matrix_of(target, part))
@@ -193,29 +187,24 @@ def _matrix_of(target: TargetAdapter, part: str) -> Tensor:
 
 def check_scales(target: TargetAdapter, remedy: str) -> None:
     """Raise an error if a target has scales, which other projects may ignore."""
-    name = type(target.model).__name__
-    check_config_scales(target.config, name, remedy)
     ids = torch.arange(3, device=target.device)
-    if not torch.equal(target.embed(ids), _matrix_of(target, "embeddings")[ids]):
-        raise _scaled("embeddings", name, remedy)
+    is_scaled = not torch.equal(target.embed(ids), _matrix_of(target, "embeddings")[ids])
+    name = type(target.model).__name__
+    check_config_scales(target.config, name, remedy, ["embeddings"] if is_scaled else [])
 
 
-def check_config_scales(config: Any, name: str, remedy: str) -> None:
+def check_config_scales(config: Any, name: str, remedy: str, others: Sequence[str] = ()) -> None:
     """Raise an error if a target's config says that it scales its embeddings or logits."""
     found = [each for each in _SCALES if getattr(config, each, None) not in (None, 1, 1.0)]
     if str(getattr(config, "model_type", "")).startswith("gemma"):
         found.append("embeddings, as all models of the Gemma family do")
-    if found:
-        raise _scaled(found[0], name, remedy)
-
-
-def _scaled(what: str, name: str, remedy: str) -> TargetNotSupported:
-    return TargetNotSupported(
-        f"the target scales its embeddings or logits ({what})",
-        expected="a target without such scales",
-        got=name,
-        remedy=remedy,
-    )
+    if found := [*found, *others]:
+        raise TargetNotSupported(
+            f"the target scales its embeddings or logits ({found[0]})",
+            expected="a target without such scales",
+            got=name,
+            remedy=remedy,
+        )
 
 
 def _check_copy(table: TensorTable, name: str, own: Tensor) -> None:

@@ -1,6 +1,6 @@
 """The table of an import: each of our parameters with the tensors that it is made from."""
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping
 from functools import reduce
 from typing import Literal, NamedTuple
 
@@ -8,11 +8,14 @@ import torch
 from torch import Tensor
 
 from jakiro.errors import CheckpointError
-from jakiro.exchange.checkpoint import FLOATS, INTEGERS, DraftCheckpoint
+from jakiro.exchange.checkpoint import DraftCheckpoint
 
 Shape = tuple[int, ...]
 Convert = Callable[[list[Tensor]], Tensor]
 Part = Literal["embeddings", "head"]
+
+_FLOATS = (torch.bfloat16, torch.float16, torch.float32, torch.float64)
+_INTEGERS = (torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
 
 
 class Conversion(NamedTuple):
@@ -49,7 +52,7 @@ class TensorTable:
         """Return the shape of a tensor."""
         if not self.has(name):
             raise self.unusable(f"a tensor {name}", "none")
-        return self.checkpoint.tensors[name].shape
+        return tuple(self.checkpoint.tensors[name].shape)
 
     def matrix(self, name: str) -> tuple[int, int]:
         """Return the numbers of rows and columns of a matrix."""
@@ -67,22 +70,24 @@ class TensorTable:
     ) -> None:
         """Add a parameter that is made from tensors."""
         for name, expected in theirs.items():
-            self._check(name, expected, FLOATS, "numbers of 16, 32 or 64 bits")
+            self._check(name, expected, _FLOATS, "numbers of 16, 32 or 64 bits")
             self._left.discard(name)
         self.rows.append(Conversion(ours, tuple(theirs), how, convert))
 
     def take_ids(self, ours: str, name: str, shape: Shape, how: str, convert: Convert) -> None:
         """Add ids of tokens that are made from a tensor of integers."""
-        self._check(name, shape, INTEGERS, "integers")
+        self._check(name, shape, _INTEGERS, "integers")
         self._left.discard(name)
         self.rows.append(Conversion(ours, (name,), how, convert))
 
     def read(self, name: str, shape: Shape) -> Tensor:
         """Return a small tensor of integers, which determines the conversion of others."""
-        self._check(name, shape, INTEGERS, "integers")
+        self._check(name, shape, _INTEGERS, "integers")
         return self.checkpoint.tensor(name).long()
 
-    def _check(self, name: str, shape: Shape, dtypes: Collection[str], numbers: str) -> None:
+    def _check(
+        self, name: str, shape: Shape, dtypes: tuple[torch.dtype, ...], numbers: str
+    ) -> None:
         """Raise an error unless the drafter has a tensor of this shape and type."""
         if (got := self.shape(name)) != shape:
             raise self.unusable(f"{name} of shape {list(shape)}", f"shape {list(got)}")

@@ -12,7 +12,7 @@ from jakiro.drafter import JakiroDrafter
 from jakiro.drafter_settings import DrafterSettings
 from jakiro.errors import ConfigError, TargetNotSupported
 from jakiro.exchange.eagle3_config import IDS
-from jakiro.exchange.eagle3_export import Exported
+from jakiro.exchange.eagle3_export import Exported, layer_keys
 from jakiro.exchange.plan import check_scales
 from jakiro.target.adapter import TargetAdapter
 from jakiro.target.cache import StateSource
@@ -106,22 +106,11 @@ def _exported_settings(settings: DrafterSettings) -> DrafterSettings:
 
 def _config(drafter: JakiroDrafter, target: TargetAdapter) -> dict[str, Any]:
     """Return the keys of a Llama config from which vLLM derives the drafter's cache."""
-    settings, record = drafter.config.settings, drafter.config.target_record
-    trunk = settings.trunk
-    return {
+    record, trunk = drafter.config.target_record, drafter.config.settings.trunk
+    return layer_keys(drafter, target.spec.max_position) | {
         "architectures": [ARCHITECTURE],
-        "model_type": "llama",
-        "intermediate_size": settings.experts.intermediate_size,
-        "num_attention_heads": trunk.num_heads,
-        "num_key_value_heads": trunk.num_kv_heads,
-        "head_dim": trunk.head_dim,
-        "num_hidden_layers": 1,
-        "vocab_size": record.vocab_size,
         "draft_vocab_size": drafter.config.draft_vocab_size or record.vocab_size,
-        "max_position_embeddings": target.spec.max_position,
-        "rms_norm_eps": settings.norm_eps,
         "rope_parameters": {"rope_type": "default", "rope_theta": trunk.rope_theta},
-        "tie_word_embeddings": False,
         "torch_dtype": dtype_name(drafter.dtype),
     }
 

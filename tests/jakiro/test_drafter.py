@@ -68,7 +68,7 @@ def test_weights_that_are_integers_are_refused(target: TargetAdapter, tmp_path: 
 
 
 def test_a_missing_folder_is_refused_without_asking_the_hub(tmp_path: Path) -> None:
-    with pytest.raises(CheckpointError, match=r"nothing exists.*`jakiro train`"):
+    with pytest.raises(CheckpointError, match=r"no such folder.*`jakiro train`"):
         JakiroDrafter.from_pretrained(tmp_path / "gone")
 
 
@@ -84,18 +84,6 @@ def test_a_gguf_file_is_no_drafter(tmp_path: Path) -> None:
         JakiroDrafter.from_pretrained(tmp_path)
     with pytest.raises(CheckpointError, match=r"qwen2\.5-coder-1\.5b-instruct is a GGUF"):
         JakiroDrafter.from_pretrained("qwen2.5-coder-1.5b-instruct")
-
-
-def test_an_index_that_names_files_elsewhere_is_refused(
-    target: TargetAdapter, tmp_path: Path
-) -> None:
-    folder = tmp_path / "drafter"
-    tiny_drafter(target).save_pretrained(folder)
-    weights = (folder / "model.safetensors").rename(tmp_path / "outside.safetensors")
-    index = {"weight_map": dict.fromkeys(load_file(weights), "../outside.safetensors")}
-    (folder / "model.safetensors.index.json").write_text(json.dumps(index))
-    with pytest.raises(CheckpointError, match=r"outside the folder.*\.\./outside\.safetensors"):
-        JakiroDrafter.from_pretrained(folder)
 
 
 def test_weights_that_are_not_finite_are_refused(target: TargetAdapter, tmp_path: Path) -> None:

@@ -125,8 +125,9 @@ def is_local(name: str) -> bool:
     path = Path(name).expanduser()
     # Datasets without an owner have names without dots, unlike files such as chats.txt.
     is_file_name = "/" not in name and path.suffix[1:2].isalpha()
-    is_path = name.startswith(("/", ".", "~")) or name.count("/") > 1 or is_file_name
-    return is_path or path.exists() or path.suffix in _READERS
+    is_below = "/" in name and Path(path.parts[0]).is_dir()
+    is_path = name.startswith(("/", ".", "~")) or name.count("/") > 1 or is_below
+    return is_path or is_file_name or path.exists() or path.suffix in _READERS
 
 
 def _sources_at(name: str) -> list[Source]:

@@ -18,7 +18,6 @@ from inference.drafters.combined.drafter import CombinedDrafter
 from inference.drafters.combined.knowledge import CombinedSettings
 from inference.trees.shape import TreeShape
 from jakiro.cli import main
-from jakiro.errors import ConfigError
 from jakiro.target.adapter import TargetAdapter
 
 
@@ -83,15 +82,6 @@ def test_a_corpus_becomes_a_table_that_decoding_starts_with(
         assert document.figures(name, 0.0).identical_to_target
 
 
-def test_two_drafters_are_loaded_by_their_names(folder: Path) -> None:
-    names = f"lookup+lm={folder / 'small'}", folder / "target"
-    decoder = SpeculativeDecoder.from_pretrained(*names)
-    assert isinstance(decoder.drafter, CombinedDrafter)
-    assert decoder.drafter.settings == CombinedSettings()
-    with pytest.raises(ConfigError, match="only the trees of a trained drafter"):
-        SpeculativeDecoder.from_pretrained(*names, tree=TreeShape())
-
-
 def test_a_tree_goes_to_the_trained_drafter_of_a_pair(folder: Path, tmp_path: Path) -> None:
     tokenizer = tiny_tokenizer()
     target = TargetAdapter(tiny_llama(vocab=len(tokenizer)))
@@ -124,16 +114,6 @@ def test_text_is_continued_without_training(
         assert _run("generate", drafter, "def main(", *target) == 0
         texts.append(capsys.readouterr().out)
     assert len(set(texts)) == 1
-
-
-def test_ids_outside_the_vocabulary_are_refused_before_a_table_is_written(
-    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    record = {"input_ids": [1, 2, 305, 3], "loss_mask": [0, 1, 1, 1]}
-    (folder / "wrong.jsonl").write_text(json.dumps(record) + "\n")
-    assert _build(folder, tmp_path / "new", corpus="wrong.jsonl") == 2
-    assert "a token that the target does not have" in capsys.readouterr().err
-    assert not (tmp_path / "new").exists()
 
 
 def test_a_table_serves_a_target_of_fewer_tokens(folder: Path, tmp_path: Path) -> None:

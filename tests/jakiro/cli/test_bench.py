@@ -1,7 +1,6 @@
 """`jakiro bench` prints figures, writes a file and a page, and refuses mistakes."""
 
 import json
-import re
 import signal
 from collections.abc import Callable
 from pathlib import Path
@@ -12,7 +11,7 @@ import torch
 from helpers.models import tiny_llama, tiny_settings
 from helpers.tokenizers import tiny_tokenizer
 
-from inference.benchmark.document import ComparisonDocument, read_document
+from inference.benchmark.document import read_document
 from inference.benchmark.method_names import KINDS
 from inference.benchmark.methods import OwnDecoding
 from inference.benchmark.replay.comparison import ReplayDocument
@@ -119,60 +118,6 @@ def test_other_weights_of_the_target_are_possible_with_a_warning(
     document = read_document(out)
     assert document.settings.other_weights
     assert all(method.identical_to_target for method in document.methods)
-
-
-def test_figures_are_shown_and_kept_if_their_file_cannot_be_written(
-    bench: Bench,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    def fail(path: Path, content: bytes | str) -> None:
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr("jakiro.utils.files.write_atomically", fail)
-    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
-    words = ["--method", "autoregressive", "--num-prompts", "1"]
-    assert bench(*words, "--json", str(tmp_path / "a.json")) == 2
-    shown = capsys.readouterr()
-    assert "speed-up over autoregressive" in shown.out
-    assert "No space left on device" in shown.err
-    kept = re.search(r"are in (\S+); copy them", shown.err)
-    assert kept is not None
-    assert read_document(Path(kept[1])).prompts == 1
-
-
-@pytest.mark.parametrize("signal_number", [signal.SIGINT, signal.SIGTERM])
-def test_figures_are_kept_if_storing_them_is_interrupted(
-    bench: Bench,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-    signal_number: signal.Signals,
-) -> None:
-    def write(path: Path, content: bytes | str) -> None:
-        signal.raise_signal(signal_number)
-
-    monkeypatch.setattr("jakiro.utils.files.write_atomically", write)
-    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
-    words = ["--method", "autoregressive", "--num-prompts", "1"]
-    assert bench(*words, "--json", str(tmp_path / "a.json")) == 130
-    kept = re.search(r"a.json was written; .* are in (\S+); copy", capsys.readouterr().err)
-    assert kept is not None
-    assert read_document(Path(kept[1])).prompts == 1
-
-
-def test_figures_are_stored_if_showing_them_is_interrupted(
-    bench: Bench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def interrupt(document: ComparisonDocument) -> None:
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr("inference.benchmark.report.table.figures_table", interrupt)
-    out = tmp_path / "a.json"
-    words = ["--method", "autoregressive", "--num-prompts", "1"]
-    assert bench(*words, "--json", str(out)) == 130
-    assert read_document(out).prompts == 1
 
 
 def test_sigterm_ends_with_what_was_measured(

@@ -131,13 +131,3 @@ def test_ctrl_c_stops_the_answer_and_not_the_program(
     assert "last answer: 40 tokens" not in error
     assert "[the answer has reached the limit of 40 tokens" in error  # the second answer
     assert signal.getsignal(signal.SIGINT) == before
-
-
-def test_answers_in_a_file_contain_no_prompt(
-    target: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("sys.stdin", Terminal("main\n"))
-    assert _chat(target) == 0
-    captured = capsys.readouterr()
-    assert captured.out == f"{_answers(target, 'main')[0]}\n"
-    assert "> " in captured.err

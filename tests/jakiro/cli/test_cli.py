@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 
-import jakiro
 from jakiro.cli import main
 from jakiro.cli.output import say
 from jakiro.errors import ConfigError, JakiroError
@@ -90,16 +89,6 @@ def test_a_malformed_command_is_one_line_with_a_remedy(
     assert line.startswith("error: ")
     assert complaint in line
     assert line.endswith(("; remedy: see `jakiro --help`", "; remedy: see `jakiro demo --help`"))
-
-
-def test_without_a_command_the_help_is_shown(capsys: pytest.CaptureFixture[str]) -> None:
-    assert run() == 0
-    assert "generate" in capsys.readouterr().out
-
-
-def test_the_version_is_shown(capsys: pytest.CaptureFixture[str]) -> None:
-    assert run("--version") == 0
-    assert capsys.readouterr().out == f"jakiro {jakiro.__version__}\n"
 
 
 def test_help_lists_every_program_in_groups(capsys: pytest.CaptureFixture[str]) -> None:

@@ -13,9 +13,6 @@ from helpers.serving import Running, running, tiny_decoder
 
 from inference import SpeculativeDecoder
 from inference.device import RemoteDecoder
-from inference.device.offline_text import OfflineOutput, ProvisionalCounts
-from inference.device.text import RemoteStep
-from jakiro.errors import ResourceError
 
 KEY = "the key of the server"
 
@@ -81,21 +78,6 @@ def test_lines_are_messages_of_a_chat(
     assert capsys.readouterr().out == f"{first}\n{second}\n"
 
 
-def test_answers_of_a_chat_do_not_share_random_numbers(
-    server: Running,
-    decoder: SpeculativeDecoder,
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr("sys.stdin", io.StringIO("hello\nand now\n"))
-    words = ["--temperature", "0.9", "--seed", "3", "--max-new-tokens", "6"]
-    assert exit_code("connect", server.url, *words) == 0
-    options: dict[str, Any] = {"temperature": 0.9, "max_new_tokens": 6}
-    first = decoder.generate(_chat("hello"), seed=3, **options).text
-    second = decoder.generate(_chat("hello", first or "", "and now"), seed=4, **options).text
-    assert capsys.readouterr().out == f"{first}\n{second}\n"
-
-
 @pytest.mark.parametrize(
     ("words", "message"),
     [
@@ -115,39 +97,6 @@ def test_what_cannot_be_used_is_named(
     own = [server.url if word == "URL" else word for word in words]
     assert exit_code("connect", *own) == 2
     assert message in capsys.readouterr().err
-
-
-def test_a_refused_key_is_named(
-    server: Running, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.delenv("JAKIRO_API_KEY")
-    assert exit_code("connect", server.url, "x") == 2
-    assert "JAKIRO_API_KEY" in capsys.readouterr().err
-
-
-def test_found_text_is_not_written_alone(
-    server: Running, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert exit_code("connect", server.url, "some words", "--offline", "write") == 2
-    assert "lookup cannot write alone" in capsys.readouterr().err
-
-
-def test_a_text_that_is_not_verified_to_its_end_is_an_error(
-    server: Running, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    generate = RemoteDecoder.generate
-
-    def cut(self: RemoteDecoder, *arguments: Any, **options: Any) -> OfflineOutput:
-        known = vars(generate(self, *arguments, **options))
-        error = ResourceError("the server is away")
-        lost = ProvisionalCounts(1, unverified=[1])
-        return OfflineOutput(**{**known, "error": error}, provisional=lost)
-
-    monkeypatch.setattr(RemoteDecoder, "generate", cut)
-    assert exit_code("connect", server.url, "x", "--max-new-tokens", "2") == 2
-    printed = capsys.readouterr().err
-    assert "the end of the text is not verified" in printed
-    assert "error: the server is away" in printed
 
 
 @pytest.fixture
@@ -178,35 +127,6 @@ def test_a_text_that_was_stopped_is_written_again_with_its_seed(
     assert whole.out.startswith(stopped.out[:-1])
     assert len(whole.out) > len(stopped.out)
     assert "stopped" not in whole.err
-
-
-def test_a_message_of_a_chat_that_was_stopped_can_be_sent_again(
-    roomy: Running, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("sys.stdin", io.StringIO("hello\n"))
-    with bad_network(roomy.root, lambda number, _: PASSED if number < 4 else LOST) as network:
-        words = ["--offline", "stop", "--patience", "0.2", "--max-new-tokens", "40"]
-        assert exit_code("connect", network.url, *words) == 2
-    assert "for a whole answer, send the message again\nerror:" in capsys.readouterr().err
-
-
-@pytest.mark.parametrize("is_verified", [True, False])
-def test_a_text_that_is_interrupted_says_whether_its_end_is_verified(
-    server: Running,
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
-    is_verified: bool,
-) -> None:
-    def interrupted(_: RemoteDecoder, prompt: Any, on_step: Any, **__: Any) -> None:
-        on_step(RemoteStep([1], [0], False, proposer_ids=[0], text="abc", is_verified=is_verified))
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(RemoteDecoder, "generate", interrupted)
-    monkeypatch.setattr("sys.stdout.isatty", lambda: True)
-    assert exit_code("connect", server.url, "x") == 130
-    printed = capsys.readouterr()
-    assert "abc" in printed.out
-    assert ("the end of the text is not verified" in printed.err) != is_verified
 
 
 def test_an_interruption_ends_an_answer_and_not_the_chat(

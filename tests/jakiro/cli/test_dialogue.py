@@ -10,7 +10,6 @@ from helpers.tokenizers import tiny_tokenizer
 
 from inference import SpeculativeDecoder
 from inference.drafters.lookup import LookupDrafter
-from inference.engine.policy import AlwaysDraft
 from jakiro.cli.dialogue import Dialogue, DialogueSettings
 from jakiro.errors import ConfigError, PromptError
 from jakiro.target.adapter import TargetAdapter
@@ -82,7 +81,7 @@ def test_a_stopped_answer_stays_in_the_chat(
 ) -> None:
     pieces = dialogue.answer("main")
     written = next(pieces).text
-    dialogue.stop()
+    dialogue.is_stopped = True
     written += "".join(piece.text for piece in pieces)
     whole = decoder.generate([{"role": "user", "content": "main"}], max_new_tokens=12).text
     assert whole is not None
@@ -126,11 +125,6 @@ def test_a_question_without_an_answer_is_dropped() -> None:
         assert _text(dialogue, "main") == ""
         assert dialogue.messages == []
         assert "ended its answer at once" in str(dialogue.notice)
-
-
-def test_the_limit_is_reported(dialogue: Dialogue) -> None:
-    _text(dialogue, "main")
-    assert "has reached the limit of 12 tokens; --max-new-tokens" in str(dialogue.notice)
 
 
 def test_an_answer_ends_where_the_context_is_full(
@@ -177,7 +171,7 @@ def test_the_temperature_can_be_changed(dialogue: Dialogue) -> None:
     assert dialogue.execute("/temperature") == "temperature: that of the target"
     assert _text(dialogue, "main") == greedy
     for wrong in ("-1", "warm", "inf"):
-        with pytest.raises(ConfigError, match=f"expected: 0 .greedy.*; got: {wrong}"):
+        with pytest.raises(ConfigError, match=f"'temperature'.*; got: '{wrong}'"):
             dialogue.execute(f"/temperature {wrong}")
     assert dialogue.settings.temperature is None
 
@@ -187,19 +181,8 @@ def test_the_system_prompt_can_be_changed(dialogue: Dialogue, decoder: Speculati
     messages = [{"role": "system", "content": "def main"}, {"role": "user", "content": "print"}]
     assert _text(dialogue, "print") == decoder.generate(messages, max_new_tokens=12).text
     dialogue.execute("/reset")
-    assert dialogue.execute("/system") == "no system prompt"
+    assert dialogue.execute("/system") == "the next answer follows no system prompt"
     assert _text(dialogue, "print") == decoder.generate(messages[1:], max_new_tokens=12).text
-
-
-def test_the_statistics_show_the_estimated_speed_up(
-    dialogue: Dialogue, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(AlwaysDraft, "autoregressive_seconds", 100.0)
-    _text(dialogue, "main")
-    assert dialogue.last.autoregressive_seconds == 100.0 * dialogue.last.decoded
-    last, total = dialogue.execute("/stats").splitlines()
-    assert "times as fast as without drafts)" in last
-    assert "times as fast as without drafts)" in total
 
 
 def test_other_commands_reply(dialogue: Dialogue) -> None:

@@ -12,15 +12,6 @@ def test_known_models_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
     assert all(f"{name}  (" in printed for name in KNOWN_MODELS)
 
 
-def test_a_known_target_that_was_not_fetched_names_the_command(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: object
-) -> None:
-    monkeypatch.setattr("jakiro.utils.fetch.user_cache_path", lambda _name: tmp_path)
-    name = next(iter(KNOWN_MODELS))
-    assert exit_code("generate", "lookup", "text", "--target", name) == 2
-    assert f"remedy: run `jakiro fetch {name}`" in capsys.readouterr().err
-
-
 def test_missing_packages_are_named_before_the_download(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -66,21 +66,15 @@ def test_a_terminal_gets_no_control_characters(
     assert capsys.readouterr().out == expected
 
 
-def test_the_continuation_goes_to_standard_output(
-    drafter_path: Path, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize("words", [("--drafter", "lookup"), ("--drafter=lookup",)])
+def test_the_drafter_may_be_written_as_an_option(
+    words: tuple[str, ...], chat_target: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert _run(str(drafter_path), "def main(", "--max-new-tokens", "9") == 0
-    assert capsys.readouterr().out.strip()
-
-
-def test_figures_go_to_standard_error(
-    drafter_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert _run(str(drafter_path), "def main(", "--max-new-tokens", "9", "--stats") == 0
-    error = capsys.readouterr().err
-    assert "9 tokens (" in error
-    assert " tokens/s" in error
-    assert "to read the prompt" in error
+    options = ("--target", str(chat_target), "--max-new-tokens", "4")
+    assert _run("lookup", "main(", *options) == 0
+    expected = capsys.readouterr().out
+    assert _run("main(", *options, *words) == 0
+    assert capsys.readouterr().out == expected
 
 
 def test_the_target_is_named_with_its_dtype_unless_the_user_chose_it(

@@ -121,27 +121,6 @@ def test_the_number_of_tail_layers_that_agrees_best_is_chosen_and_recorded(
     assert all(other < measured["agreement"] for other in measured["alternatives"].values())
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("head", mostly_slow(["head", "moa"], quick=["head"]))
-def test_other_commands_take_an_imported_drafter(
-    head: str,
-    imported: Callable[[str], Path],
-    folder: Path,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    out, prompts = str(imported(head)), ["--prompts", str(folder / "prompts.jsonl")]
-    sizes = ["--max-new-tokens", "4", "--num-prompts", "2", "--device", "cpu"]
-    checks = ["--samples", "50", "--top-k", "8", "--tree", "fixed"]
-    with pytest.raises(SystemExit) as verified:
-        main(["verify", "--drafter", out, *prompts, *sizes, *checks])
-    assert not verified.value.code
-    methods = ["--method", "autoregressive", "--method", f"drafter={out}"]
-    with pytest.raises(SystemExit) as measured:
-        main(["bench", "--target", str(folder / "target"), *prompts, *sizes, *methods])
-    assert not measured.value.code
-    assert "autoregressive" in capsys.readouterr().out
-
-
 def test_a_dry_run_needs_no_target_and_writes_nothing(
     folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -152,39 +131,6 @@ def test_a_dry_run_needs_no_target_and_writes_nothing(
     assert "experts.down <- layers.0.mlp.down_proj.weight (transposed)" in printed
     assert "first_position: false" in printed
     assert list(tmp_path.iterdir()) == []
-
-
-@pytest.mark.slow
-def test_a_drafter_that_does_not_fit_is_written_only_if_forced(
-    convert: Import, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert convert("random") == 2
-    assert "does not fit the target, so nothing was written" in capsys.readouterr().err
-    assert list(tmp_path.iterdir()) == []
-    assert convert("random", "--force") == 0
-    record = JakiroDrafter.from_pretrained(tmp_path / "drafter").config.record
-    assert record["import"]["measured"]["is_above_floor"] is False
-    assert "alternatives" not in record["import"]["measured"]
-    assert convert("head") == 2
-    assert "already exists" in capsys.readouterr().err
-
-
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        (["--num-prompts", "0", "--dry-run"], "--num-prompts"),
-        (["--target", "nowhere/to be found", "--out", "drafter"], "cannot load"),
-    ],
-)
-def test_mistakes_are_one_line(
-    words: list[str], message: str, folder: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    with pytest.raises(SystemExit) as exit_info:
-        main(["import", str(folder / "random"), *words])
-    assert exit_info.value.code == 2
-    errors = [line for line in capsys.readouterr().err.splitlines() if line.startswith("error:")]
-    assert len(errors) == 1
-    assert message in errors[0]
 
 
 @pytest.mark.slow

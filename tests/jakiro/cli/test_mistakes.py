@@ -1,7 +1,6 @@
 """A mistake of a user ends in one line on standard error, without a traceback, and exit code 2."""
 
 import json
-import os
 import socket
 from pathlib import Path
 
@@ -26,75 +25,52 @@ BENCH = "bench --target target --prompts prompts.txt --device cpu"
 TRAIN = "train --config my.yaml"
 
 MISTAKES = {
-    "generate ./nope Why?": "cannot load a drafter from ./nope",
     "generate owner/nope Why?": "cannot load a drafter from owner/nope",
-    "generate lookup Why? --target ./nope": "cannot load the target ./nope",
     "generate lookup Why? --target owner/nope": "cannot load the target owner/nope",
     "generate lookup Why?": "a target must be given",
     "generate lokup Why? --target target": "use lookup",
     "generate smollm2-135-instruct Why?": "use smollm2-135m-instruct",
-    "generate lm=./nope Why? --target target": "./nope",
     "generate aded=nope Why? --target target": "cannot load trigrams from nope",
     "generate target Why?": "is a llama model, not a drafter",
     "generate drafter Why? --target other": "made for a target other than",
-    "generate drafter Why? --temperature -1": "--temperature",
     "generate drafter Why? --threads none": "--threads",
     "generate drafter Why? --dtype half": "--dtype",
     "generate drafter Why? --device cuda": "no GPU",
     "generate drafter Why? --max-new-tokens 9999": "do not fit into the target's context",
     "generate drafter Why? --system short": "--system",
     "generate drafter": "expected: jakiro generate [OPTIONS] DRAFTER PROMPT",
-    "generat drafter": "No such command",
     "chat drafter": "chat template",
     f"{BENCH} --method lokup": "lokup",
-    f"{BENCH} --method drafter=./nope": "./nope",
     f"{BENCH} --method lookup --baseline aded": "--baseline",
     f"{BENCH} --method lookup --json taken": "--json",
-    f"{BENCH} --method lookup --report nope/page.html": "no such folder",
     f"{BENCH} --method lookup --report -": "--report",
     f"{BENCH} --method transformers-lookup --batch-size 2": "one prompt at a time",
     f"{BENCH} --method drafter=drafter --replay --repeats 2": "--repeats",
-    "bench --target target --method lookup --prompts nope.txt": "nope.txt",
     "bench --target target --method lookup --prompts broken.jsonl": "broken.jsonl:2",
     "verify": "nothing to verify",
     "verify --drafter drafter --samples 3": "--samples",
-    "verify --drafter drafter --prompts nope.txt": "nope.txt",
     "verify --url http://127.0.0.1:9/v1 --target target": "127.0.0.1:9",
     "connect http://127.0.0.1:9/v1 Why? --patience 0": "127.0.0.1:9",
     "serve --drafter lookup --target target --port PORT": "cannot listen",
-    "serve --drafter lookup --target target --port 99999": "--port",
     "serve --drafter lookup --target target --host 0.0.0.0": "JAKIRO_API_KEY",
     "serve --drafter lookup --target target --keys-file nope --port 0": "nope",
-    "serve --drafter lookup --target target --tls-cert nope": "--tls-key",
     "train --config nope.yaml": "nope.yaml",
-    "train --config bse": "base",
     "train --config broken.yaml": "is not YAML",
     f"{TRAIN} --set stepz=1": "did you mean 'steps'",
     f"{TRAIN} --set steps": "KEY.PATH=VALUE",
-    f"{TRAIN} --set steps=0": "'steps'",
     f"{TRAIN} --set steps=1 --set data.paths=[nope.jsonl]": "there is no file or folder nope.jsonl",
-    f"{TRAIN} --set steps=1 --set data.paths=[broken.jsonl]": "broken.jsonl:2",
-    f"{TRAIN} --set steps=1 --set target.name_or_path=./nope": "./nope",
     f"{TRAIN} --set steps=1 --processes 0": "--processes",
     "ablate --base my.yaml --config nope.yaml --out study": "nope.yaml",
     "prepare data --target target --data nope.jsonl": "there is no file or folder nope.jsonl",
     "prepare data --target target --data broken.jsonl --cache-folder cache": "broken.jsonl:2",
     "prepare trigrams --corpus nope.txt --tokenizer target --out t": "nope.txt",
-    "prepare trigrams --corpus prompts.txt --tokenizer target --out taken": "--out",
-    "prepare states --config my.yaml --out states --set stepz=1": "stepz",
     "regenerate --target target --data . --out own.jsonl": "would be read as data",
-    "regenerate --target target --data nope.jsonl --out own.jsonl": "nope.jsonl",
     "synthesize --target target --conversations 0 --out own.jsonl": "--conversations",
     "init target --out taken": "already exists",
-    "init ./nope --out new.yaml": "./nope",
     "fetch nope": "no known model",
-    "import ./nope --target target --out new": "nope",
     "import drafter --target target": "--out",
-    "export ./nope --to vllm --out new": "./nope",
     "export drafter --to vllm --out taken": "already exists",
     "export drafter --to eagle3 --out new": "drafter",
-    "demo --json taken": "--json",
-    "demo --nope": "No such option",
 }
 
 
@@ -140,15 +116,6 @@ def test_a_mistake_is_one_line(words: str, capsys: pytest.CaptureFixture[str]) -
     assert not any(line.startswith("Traceback") for line in lines)
 
 
-@pytest.mark.skipif(os.geteuid() == 0, reason="the superuser may write everywhere")
-def test_a_folder_without_permission_is_one_line(
-    models: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    (models / "locked").mkdir(0o500)
-    assert exit_code(*f"{BENCH} --method lookup --json locked/a.json".split()) == 2
-    assert "locked" in capsys.readouterr().err
-
-
 def test_a_missing_extra_is_named(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -166,13 +133,3 @@ def test_a_variable_without_a_key_is_refused(
     monkeypatch.setenv("JAKIRO_API_KEY", value)
     assert exit_code("serve", "--drafter", "lookup", "--target", "target") == 2
     assert "JAKIRO_API_KEY has no key" in capsys.readouterr().err
-
-
-def test_short_keys_are_refused_without_printing_them(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setenv("JAKIRO_API_KEY", "qwxz")
-    assert exit_code("serve", "--drafter", "lookup", "--target", "target") == 2
-    error = capsys.readouterr().err
-    assert "at least 8 characters" in error
-    assert "qwxz" not in error

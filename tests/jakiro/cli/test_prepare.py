@@ -42,14 +42,3 @@ def test_prepare_fills_the_cache_that_training_reads(
         vocab_size=300,
     )
     assert store.num_documents == 2
-
-
-def test_a_preview_marks_responses(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    words = ["--cache-folder", str(folder / "cache"), "--skip-bad-records", "--preview", "5"]
-    assert run_on_records(folder, "prepare data", *words) == 0
-    printed = capsys.readouterr().out
-    title, *_ = printed.splitlines()  # lines are as long as those of the document
-    assert title.startswith(f"document 1 of 2, {folder / 'data.jsonl'}:1: ")
-    assert title.endswith("in responses, marked with ⟦ and ⟧")
-    assert "<user>Why?</s><assistant>⟦Because.</s>⟧" in printed
-    assert "⟦def add_one" in printed

@@ -70,17 +70,6 @@ def test_provisional_text_leaves_no_trace(before: str, guess: str, after: str) -
     assert found == _screen_after(("verified", before + after))
 
 
-def test_provisional_text_is_shown_until_then() -> None:
-    assert _screen_after(("verified", "ab"), ("provisional", "cd")) == ["abcd"]
-
-
-def test_provisional_text_is_faint_and_underlined() -> None:
-    written: list[str] = []
-    display = ProvisionalDisplay(written.append, is_terminal=True, size=SIZE)
-    display.provisional("ab")
-    assert written == ["\x1b[2;4mab\x1b[0m"]
-
-
 def test_text_that_has_left_the_screen_stays_and_a_new_line_begins() -> None:
     found = _screen_after(("verified", "ab"), ("provisional", "z" * 100), ("verified", "cd"))
     assert found[-1] == "cd"

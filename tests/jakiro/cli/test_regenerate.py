@@ -13,20 +13,6 @@ def folder(tmp_path: Path) -> Path:
     return write_target_and_records(tmp_path)
 
 
-@pytest.mark.parametrize("command", ["prepare data", "regenerate"])
-def test_an_unusable_record_is_one_line_with_its_location(
-    folder: Path, command: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    option = {"prepare data": "--cache-folder", "regenerate": "--out"}[command]
-    words = [option, str(folder / "new.jsonl")]
-    words += ["--max-new-tokens", "8"] if command == "regenerate" else []
-    assert run_on_records(folder, command, *words) == 2
-    printed = capsys.readouterr().err
-    assert "data.jsonl:2 is neither a text nor a conversation" in printed
-    lines = [line for line in printed.splitlines() if "INFO" not in line]  # about measurements
-    assert len(lines) == 1
-
-
 def test_regenerate_writes_records_that_prepare_reads(
     folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -6,7 +6,6 @@ import sys
 from pathlib import Path
 
 import pytest
-from helpers.commands import exit_code
 from helpers.models import tiny_llama
 from helpers.templates import family_tokenizer
 from openai import OpenAI
@@ -48,16 +47,6 @@ def test_a_server_is_ready_and_drains(target: Path) -> None:
         process.kill()
         process.wait()
         process.stderr.close()
-
-
-def test_a_file_of_keys_allows_other_machines(
-    target: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    path = tmp_path / "keys.yaml"
-    path.write_text("keys: {alice: no-hash}")
-    words = ("serve", "--target", str(target), "--drafter", "lookup", "--host", "0.0.0.0")
-    assert exit_code(*words, "--keys-file", str(path)) == 2
-    assert "64 digits" in capsys.readouterr().err
 
 
 def test_keys_come_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:

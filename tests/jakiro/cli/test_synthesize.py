@@ -41,9 +41,3 @@ def test_records_are_written_counted_and_continued(
     assert "2 of them new" in printed
     lines = (target.parent / "own.jsonl").read_text().splitlines()
     assert len({json.loads(line)["messages"][0]["content"] for line in lines}) == 5
-
-
-def test_a_base_model_is_refused(target: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    (target / "chat_template.jinja").unlink()
-    assert _run(target, 2) == 2
-    assert f"{target} has no chat template" in capsys.readouterr().err

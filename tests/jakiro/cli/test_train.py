@@ -65,18 +65,6 @@ def test_a_dry_run_needs_no_weights_and_writes_nothing(
     assert sorted(config.parent.rglob("*")) == before
 
 
-def test_a_dry_run_for_a_gpu_elsewhere_needs_its_memory(
-    config: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    words = ["--config", str(config), "--dry-run", "--set", "engine.device=cuda"]
-    assert run(*words) == 2
-    assert "no GPU that torch can use" in capsys.readouterr().err
-    assert run(*words, "--device-memory", "80") == 0
-    printed = capsys.readouterr()
-    assert "needs --device-speed" in printed.out
-    assert "80.0 GiB" in printed.out
-
-
 @pytest.mark.skipif(torch.cuda.is_available(), reason="needs a machine without a GPU")
 @pytest.mark.parametrize("micro_batch", ["1", "auto"])
 def test_a_dry_run_for_several_machines_elsewhere_needs_no_gpu_here(
@@ -120,7 +108,7 @@ def test_one_process_trains_here_with_the_largest_micro_batch_that_fits(
 def test_a_log_without_a_terminal_shows_the_progress_of_training_in_plain_lines(
     config: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(progress, "INTERVAL", 0.0)
+    monkeypatch.setattr(progress, "INTERVAL", 0.002)
     words = ["--config", str(config), "--set", "steps=4", "--set", "evaluation.every=4"]
     assert run(*words) == 0
     shown = capsys.readouterr().err
@@ -145,14 +133,6 @@ def test_two_processes_are_launched(
     assert run(*words, "--set", "engine.zero_stage=2", "--micro-batch-size", "2") == 0
     folder = Path(capsys.readouterr().out.strip().splitlines()[-1])
     assert JakiroDrafter.from_pretrained(folder).config.record["training"]["step"] == 2
-
-
-def test_a_batch_that_cannot_be_divided_evenly_is_refused_before_anything_starts(
-    config: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert run("--config", str(config), "--processes", "3") == 2
-    assert "cannot be divided evenly" in capsys.readouterr().err
-    assert not (config.parent / "run").exists()
 
 
 def test_several_machines_are_passed_to_the_launcher(config: Path) -> None:

@@ -69,18 +69,6 @@ def test_built_in_prompts_are_used_where_none_are_given(
     assert "3 prompts, 12 tokens equal" in capsys.readouterr().out
 
 
-def test_a_result_without_accepted_drafts_says_that_it_means_little(
-    drafter_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    target = drafter_path.parent / "target"
-    words = ("--target", target, "--num-prompts", "1", "--sampled-prompts", "0")
-    with pytest.raises(SystemExit):
-        main(["verify", "--drafter", "lookup", *map(str, words), "--max-new-tokens", "1"])
-    printed = capsys.readouterr().out
-    assert "1 prompt, 1 token" in printed
-    assert "note  no draft was accepted in: greedy equality" in printed
-
-
 @pytest.mark.slow
 def test_a_quick_verification_takes_few_samples(
     drafter_path: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]

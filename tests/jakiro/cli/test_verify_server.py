@@ -64,18 +64,3 @@ def test_a_difference_gives_exit_code_1(
     lines = capsys.readouterr().out.splitlines()
     assert lines[0].startswith("FAIL  greedy texts: 8 prompts")
     assert "difference: prompt" in lines[1]
-
-
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        (["--model", "another"], "does not have this model"),
-        (["--max-new-tokens", "1000"], "does not answer a request"),
-    ],
-)
-def test_mistakes_are_one_line_and_exit_code_2(
-    server: Running, target: str, words: list[str], message: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert exit_code("verify", "--url", server.url, "--target", target, *words) == 2
-    (error,) = [line for line in capsys.readouterr().err.splitlines() if "error:" in line]
-    assert message in error

@@ -1,14 +1,12 @@
 """Published drafters are read without running code, and damaged files are errors of one line."""
 
 import hashlib
-import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from helpers.published import eagle_config, eagle_weights, save_published
-from safetensors.torch import save_file
 
 from jakiro.errors import CheckpointError
 from jakiro.exchange.checkpoint import read_checkpoint
@@ -28,7 +26,7 @@ def test_a_pickle_with_code_is_refused_and_not_run(tmp_path: Path) -> None:
     ran = tmp_path / "ran"
     folder = save_published(tmp_path / "head", eagle_weights(), eagle_config(), "bin")
     torch.save({"fc.weight": torch.ones(2), "other": Malicious(ran)}, folder / "pytorch_model.bin")
-    with pytest.raises(CheckpointError, match="dictionary of tensors, and no code"):
+    with pytest.raises(CheckpointError, match="cannot read a published drafter"):
         read_checkpoint(folder)
     assert not ran.exists()
 
@@ -46,55 +44,15 @@ def test_numbers_that_are_not_finite_are_refused(tmp_path: Path) -> None:
     weights = eagle_weights()
     weights["fc.bias"][3] = float("nan")
     checkpoint = read_checkpoint(save_published(tmp_path, weights, eagle_config()))
-    with pytest.raises(CheckpointError, match=r"other numbers in fc\.bias"):
+    with pytest.raises(CheckpointError, match=r"infinite numbers in fc\.bias"):
         checkpoint.tensor("fc.bias")
-
-
-def test_a_tensor_that_is_stored_twice_is_refused(tmp_path: Path) -> None:
-    weights = eagle_weights()
-    weights["model.fc.bias"] = weights["fc.bias"]
-    folder = save_published(tmp_path, weights, eagle_config())
-    with pytest.raises(CheckpointError, match=r"fc\.bias twice"):
-        read_checkpoint(folder)
-
-
-@pytest.mark.parametrize("config", ["[1]", "{", None])
-def test_a_config_that_is_no_object_is_refused(config: str | None, tmp_path: Path) -> None:
-    folder = save_published(tmp_path, eagle_weights(), eagle_config())
-    if config is None:
-        (folder / "config.json").unlink()
-    else:
-        (folder / "config.json").write_text(config)
-    with pytest.raises(CheckpointError, match=r"config\.json"):
-        read_checkpoint(folder)
-
-
-def test_folders_without_weights_and_missing_folders_are_refused(tmp_path: Path) -> None:
-    (tmp_path / "config.json").write_text("{}")
-    with pytest.raises(CheckpointError, match=r"model\.safetensors or pytorch_model\.bin"):
-        read_checkpoint(tmp_path)
-    with pytest.raises(CheckpointError, match="no such folder"):
-        read_checkpoint(tmp_path / "missing")
-    save_file({}, tmp_path / "model.safetensors")
-    with pytest.raises(CheckpointError, match="expected: tensors; got: none"):
-        read_checkpoint(tmp_path)
 
 
 def test_a_drafter_of_the_package_is_known_and_a_missing_one_is_explained() -> None:
     assert read_checkpoint("smollm2-135m-instruct").config["model_type"] == "jakiro"
-    with pytest.raises(CheckpointError, match="no such folder, no such model in the cache, and"):
-        read_checkpoint("nobody/nothing")
-
-
-def test_an_index_may_only_name_files_in_the_folder(tmp_path: Path) -> None:
-    folder = save_published(tmp_path / "head", eagle_weights(), eagle_config(), "sharded")
-    index = folder / "model.safetensors.index.json"
-    index.write_text(json.dumps({"weight_map": {"fc.weight": "../elsewhere.safetensors"}}))
-    with pytest.raises(CheckpointError, match="outside the folder"):
-        read_checkpoint(folder)
-    index.write_text(json.dumps({"weight_map": {"fc.weight": "missing.safetensors"}}))
-    with pytest.raises(CheckpointError, match=r"missing\.safetensors"):
-        read_checkpoint(folder)
+    for name in ("nobody/nothing", "./missing"):
+        with pytest.raises(CheckpointError, match="no such folder, no such model in the cache"):
+            read_checkpoint(name)
 
 
 def test_origin_and_checksums_are_known(tmp_path: Path) -> None:
@@ -108,12 +66,3 @@ def test_origin_and_checksums_are_known(tmp_path: Path) -> None:
     assert checkpoint.checksums().keys() == {"config.json", "model.safetensors"}
     other = read_checkpoint(save_published(tmp_path / "head", eagle_weights(), eagle_config()))
     assert (other.revision, other.licence) == (None, None)
-
-
-def test_links_are_followed_as_in_the_cache_of_the_hub(tmp_path: Path) -> None:
-    blobs = save_published(tmp_path / "blobs", eagle_weights(), eagle_config())
-    linked = tmp_path / "head"
-    linked.mkdir()
-    for file in blobs.iterdir():
-        (linked / file.name).symlink_to(file)
-    assert read_checkpoint(linked).checksums() == read_checkpoint(blobs).checksums()

@@ -3,7 +3,6 @@
 from pathlib import Path
 
 import pytest
-import torch
 from helpers.models import tiny_drafter, tiny_llama
 from helpers.published import eagle_config, eagle_weights, jakiro_weights, save_published
 from helpers.published_moa import moa_weights
@@ -23,12 +22,6 @@ def test_families_are_recognized(tmp_path: Path) -> None:
     for family, weights in families.items():
         folder = save_published(tmp_path / family, weights, eagle_config(), "prefixed")
         assert plan_import(read_checkpoint(folder)).family == family
-
-
-def test_other_families_are_refused(tmp_path: Path) -> None:
-    folder = save_published(tmp_path, {"0.0.linear.weight": torch.zeros(4, 4)}, {})
-    with pytest.raises(CheckpointError, match=r"tensors such as 0\.0\.linear"):
-        plan_import(read_checkpoint(folder))
 
 
 def test_a_drafter_of_this_project_needs_no_import(tmp_path: Path) -> None:

@@ -22,8 +22,6 @@ def test_both_names_of_the_rotary_base_are_read() -> None:
     parameters = {"rope_type": "default", "rope_theta": 5e5}
     assert layer_config(eagle_config(rope_parameters=parameters), "head").heads.rope_theta == 5e5
     assert layer_config(eagle_config(rope_theta=5e5), "head").heads.rope_theta == 5e5
-    with pytest.raises(CheckpointError, match=r"one rope_theta in config\.json"):
-        layer_config(eagle_config(rope_theta=1e4, rope_parameters=parameters), "head")
 
 
 @pytest.mark.parametrize("name", ["rope_theta", "rope_scaling", "rope_parameters"])
@@ -37,19 +35,14 @@ def test_a_rotary_value_may_be_null(name: str) -> None:
     ("changes", "message"),
     [
         ({"num_attention_heads": "four"}, "a usable num_attention_heads"),
-        ({"rope_parameters": {"rope_theta": -1.0}}, r"a usable rope_parameters\.rope_theta"),
+        ({"rope_parameters": {"rope_theta": -1.0}}, "a usable rope_theta"),
         ({"hidden_act": "gelu"}, "hidden_act silu; got: gelu"),
         ({"sliding_window": 512}, "sliding_window None; got: 512"),
-        ({"rope_scaling": {"type": "odd", "factor": 2.0}}, "default, linear, llama3, yarn"),
-        ({"rope_scaling": {"type": "yarn", "factor": 2.0, "mscale": 1}}, "known .*got: mscale"),
-        ({"num_key_value_heads": 3}, "a multiple of the key/value heads"),
+        ({"rope_scaling": {"type": "odd", "factor": 2.0}}, "a usable kind.*llama3"),
+        ({"rope_scaling": {"type": "linear", "factor": 2.0, "mscale": 1}}, "known .*got: mscale"),
+        ({"num_key_value_heads": 3}, "remainder of query heads.*got: 1"),
     ],
 )
 def test_what_cannot_be_reproduced_is_named(changes: dict[str, Any], message: str) -> None:
     with pytest.raises(CheckpointError, match=message):
         layer_config(eagle_config(**changes), "head")
-
-
-def test_a_window_that_is_not_used_is_no_obstacle() -> None:
-    config = eagle_config(sliding_window=512, use_sliding_window=False)
-    assert layer_config(config, "head").hidden_size == 32

@@ -10,7 +10,6 @@ from helpers.models import tiny_llama
 from helpers.published import eagle_config, eagle_weights, save_published
 
 from jakiro.errors import TargetMismatch, TargetNotSupported
-from jakiro.exchange.plan import check_config_scales, distinctions
 
 
 @pytest.mark.parametrize("changes", [{"vocab": 62}, {"hidden_size": 64}])
@@ -55,21 +54,3 @@ def test_the_dtype_of_the_weights_is_kept(dtype: torch.dtype, tmp_path: Path) ->
     loaded = type(drafter).from_pretrained(tmp_path / "drafter")
     for name, part in drafter.state_dict().items():
         assert torch.equal(loaded.state_dict()[name], part)
-
-
-def test_settings_are_described_by_what_distinguishes_them() -> None:
-    values = [
-        {"a": {"b": (1, 2), "c": 0}, "d": "x"},
-        {"a": {"b": (2, 3), "c": 0}, "d": "x"},
-        {"a": {"b": (1, 2), "c": 0}, "d": "y"},
-    ]
-    assert distinctions(values) == ["a.b [1, 2], d x", "a.b [2, 3], d x", "a.b [1, 2], d y"]
-    assert distinctions(values[:1]) == [""]
-
-
-def test_scales_are_found_in_configs() -> None:
-    check_config_scales(tiny_llama().config, "Llama", "-")
-    for family, name in (("gemma3", "of the Gemma family"), ("granite", "logits_scaling")):
-        config = tiny_family(family).config.get_text_config()
-        with pytest.raises(TargetNotSupported, match=f"{name}.*got: tiny; remedy: decode"):
-            check_config_scales(config, "tiny", "decode")

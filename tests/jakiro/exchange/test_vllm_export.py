@@ -6,7 +6,7 @@ import pytest
 import torch
 from helpers.models import tiny_drafter, tiny_llama, tiny_settings
 from helpers.variants import FEEDBACK, FUSED, HYBRID, NO_FIRST, OWN, WIDE
-from transformers import Gemma2Config, Gemma2ForCausalLM, Qwen3Config, Qwen3ForCausalLM
+from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from inference import vllm_plugin
 from inference.vllm_plugin.checks import check_draft_ids
@@ -109,24 +109,3 @@ def test_memory_from_keys_and_values_needs_layers_like_those_of_llama() -> None:
     biased = TargetAdapter(tiny_llama(attention_bias=True))
     with pytest.raises(TargetNotSupported, match="projection k_proj of the target's layer 0"):
         export_vllm(_drafter(biased), biased)
-
-
-def test_quantized_projections_are_refused() -> None:
-    target = TargetAdapter(tiny_llama())
-    drafter = _drafter(target)
-
-    class QuantizedLinear(torch.nn.Linear):
-        pass
-
-    target.decoder.layers[1].self_attn.v_proj.__class__ = QuantizedLinear
-    with pytest.raises(
-        TargetNotSupported, match=r"v_proj of the target's layer 1.*QuantizedLinear"
-    ):
-        export_vllm(drafter, target)
-
-
-def test_targets_that_scale_embeddings_or_logits_are_refused() -> None:
-    torch.manual_seed(0)
-    target = TargetAdapter(Gemma2ForCausalLM(Gemma2Config(**SIZES)).eval())
-    with pytest.raises(TargetNotSupported, match="scales its embeddings or logits"):
-        export_vllm(_drafter(target, trunk=FEEDBACK), target)

@@ -17,7 +17,7 @@ def test_the_board_has_all_numbers(tmp_path: Path) -> None:
     board.Reload()
     names = [f"evaluation/experts/mean_gate/{number}" for number in (1, 2)]
     assert sorted(board.Tags()["scalars"]) == names
-    assert read_evaluations(tmp_path) == [(0, evaluation)]
+    assert [line["evaluation"] for line in read_metrics(tmp_path)] == [evaluation]
 
 
 @pytest.mark.parametrize("rest", [b'{"step": 4', b'{"step": 4\n', b"\0\xff\n"])
