@@ -29,11 +29,10 @@ from jakiro.cli.options import Command, Group
 from jakiro.cli.output import say
 from jakiro.cli.prepare import prepare
 from jakiro.cli.profile import profile
-from jakiro.cli.regenerate import regenerate
 from jakiro.cli.serve import serve
-from jakiro.cli.synthesize import synthesize
 from jakiro.cli.train import train
 from jakiro.cli.verify import verify
+from jakiro.cli.write_data import regenerate, synthesize
 from jakiro.errors import (
     EXIT_CODE_BAD_INPUT,
     EXIT_CODE_INTERRUPTED,

@@ -21,7 +21,7 @@ _VALUES_OF = {
     **dict.fromkeys(("data", "corpus"), "PATH"),
     **{"prompts": "FILE", "system": "TEXT", "device_memory": "GIB", "device_speed": "TFLOPS"},
 }
-_LONG = 20  # number of characters from which values are named in the help text only
+_LONG = 32  # number of characters from which values are named in the help text only
 _DRAFTER = "--drafter"
 
 DRAFTERS = (

@@ -1,6 +1,6 @@
 """Export of drafters in the two layouts of EAGLE-3, which other engines read."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any, Literal, NamedTuple
 
 import torch
@@ -10,15 +10,32 @@ from jakiro import __version__
 from jakiro.drafter import JakiroDrafter
 from jakiro.drafter_settings import DrafterSettings
 from jakiro.errors import ConfigError
-from jakiro.exchange.eagle3_config import EXPORTED_BY, IDS
+from jakiro.exchange.eagle3 import EXPORTED_BY, IDS
 from jakiro.exchange.plan import default_layers
 from jakiro.experts import MixtureOfExperts
 from jakiro.target.record import TargetRecord
 from jakiro.utils.dtype_names import dtype_name
+from jakiro.utils.settings import flattened
 
 Layout = Literal["eagle3", "speculators"]
 
 _NUM_STATES = 3  # number of hidden states that all engines read
+_REQUIRED = {
+    "trunk.kind": "feedback",
+    "trunk.input": "wide",
+    "trunk.input_norms": True,
+    "trunk.input_bias": False,
+    "trunk.attention_bias": "none",
+    "trunk.qk_norm": False,
+    "trunk.mlp_width": None,
+    "trunk.tokens": "single",
+    "trunk.num_layers": 1,
+    "trunk.first_position": False,
+    "experts.num_experts": 1,
+    "experts.head": "own",
+    "schedule.parallel_levels": 0,
+    "tail_layers": 0,
+}
 
 
 class ServedTarget(NamedTuple):
@@ -89,35 +106,28 @@ def without_ids(exported: Exported, record: TargetRecord) -> Exported:
     return exported._replace(config=config)
 
 
-class _Problem(NamedTuple):
+class Problem(NamedTuple):
+    """A setting that another format does not have, with the values that it may have."""
+
     expected: str
     got: object
 
 
-def _problems(settings: DrafterSettings, num_layers: int) -> Iterator[_Problem]:
+def other_settings(settings: DrafterSettings, required: Mapping[str, object]) -> Iterator[Problem]:
+    """Yield the settings that differ from the required ones."""
+    values = dict(flattened(settings.model_dump()))
+    for name, expected in required.items():
+        if values[name] != expected:
+            shown = "null" if expected is None else expected
+            yield Problem(f"drafter.{name} of {shown}", values[name])
+
+
+def _problems(settings: DrafterSettings, num_layers: int) -> Iterator[Problem]:
     """Yield the settings that differ from the architecture."""
     trunk, experts = settings.trunk, settings.experts
-    fixed: tuple[tuple[str, object, object], ...] = (
-        ("drafter.trunk.kind", "feedback", trunk.kind),
-        ("drafter.trunk.input", "wide", trunk.input),
-        ("drafter.trunk.input_norms", True, trunk.input_norms),
-        ("drafter.trunk.input_bias", False, trunk.input_bias),
-        ("drafter.trunk.attention_bias", "none", trunk.attention_bias),
-        ("drafter.trunk.qk_norm", False, trunk.qk_norm),
-        ("drafter.trunk.mlp_width", None, trunk.mlp_width),
-        ("drafter.trunk.tokens", "single", trunk.tokens),
-        ("drafter.trunk.num_layers", 1, trunk.num_layers),
-        ("drafter.trunk.first_position", False, trunk.first_position),
-        ("drafter.experts.num_experts", 1, experts.num_experts),
-        ("drafter.experts.head", "own", experts.head),
-        ("drafter.schedule.parallel_levels", 0, settings.schedule.parallel_levels),
-        ("drafter.tail_layers", 0, settings.tail_layers),
-    )
-    for name, expected, got in fixed:
-        if got != expected:
-            yield _Problem(f"{name} of {'null' if expected is None else expected}", got)
+    yield from other_settings(settings, _REQUIRED)
     if experts.output_norm == "none":
-        yield _Problem("drafter.experts.output_norm of head or feedback", experts.output_norm)
+        yield Problem("drafter.experts.output_norm of head or feedback", experts.output_norm)
     layers = trunk.fusion_layers or ()
     # Engines mean the state before the final norm by the last index, and some add 1 to lists that
     # begin with 1. Index 0 is the embedding.
@@ -125,7 +135,7 @@ def _problems(settings: DrafterSettings, num_layers: int) -> Iterator[_Problem]:
         list(layers) == sorted(layers) and layers[:1] >= (2,) and layers[-1] < num_layers
     )
     if len(layers) != _NUM_STATES or not is_read_alike:
-        yield _Problem(
+        yield Problem(
             f"three ascending drafter.trunk.fusion_layers from 2 to {num_layers - 1}", list(layers)
         )
 

@@ -11,8 +11,8 @@ from jakiro.config import last_hidden_state
 from jakiro.drafter import JakiroDrafter
 from jakiro.drafter_settings import DrafterSettings
 from jakiro.errors import ConfigError, TargetNotSupported
-from jakiro.exchange.eagle3_config import IDS
-from jakiro.exchange.eagle3_export import Exported, layer_keys
+from jakiro.exchange.eagle3 import IDS
+from jakiro.exchange.eagle3_export import Exported, layer_keys, other_settings
 from jakiro.exchange.plan import check_scales
 from jakiro.target.adapter import TargetAdapter
 from jakiro.target.cache import StateSource
@@ -23,6 +23,13 @@ from moa.rotary import Rotary
 from moa.target_kv import TargetKV
 
 ARCHITECTURE = "Eagle3JakiroForCausalLM"
+_REQUIRED = {
+    "trunk.first_position": False,  # vLLM has no row for this token
+    "trunk.num_layers": 1,
+    "trunk.tokens": "single",
+    "experts.active_experts": None,
+    "tail_layers": 0,
+}
 _PROBE = 8  # tokens whose keys and values are compared
 _CLOSE = 2e-2  # relative difference of probed values, in half precision
 _OTHER_LEVELS = ("experts.level_down", "experts.beta", "level_heads.", "level_masks.")
@@ -45,7 +52,13 @@ def export_vllm(drafter: JakiroDrafter, target: TargetAdapter) -> Exported:
             position 0, with experts that all run, and without tail layers.
     """
     settings = drafter.config.settings
-    _check_settings(settings)
+    for expected, got in other_settings(settings, _REQUIRED):
+        raise ConfigError(
+            "this drafter cannot be exported for vLLM",
+            expected=expected,
+            got=got,
+            remedy="train a drafter with this setting",
+        )
     check_scales(target, remedy="decode with `jakiro generate`, which applies these scales")
     memory, features = drafter.state_sources
     head = _head_rows(drafter, target)
@@ -78,24 +91,6 @@ def export_vllm(drafter: JakiroDrafter, target: TargetAdapter) -> Exported:
         name: part.detach().cpu().contiguous().clone() for name, part in sorted(weights.items())
     }
     return Exported(copies, config, tuple(_dropped(settings)))
-
-
-def _check_settings(settings: DrafterSettings) -> None:
-    trunk = settings.trunk
-    for name, expected, got in (
-        ("trunk.first_position", False, trunk.first_position),  # vLLM has no row for this token
-        ("trunk.num_layers", 1, trunk.num_layers),
-        ("trunk.tokens", "single", trunk.tokens),
-        ("experts.active_experts", None, settings.experts.active_experts),
-        ("tail_layers", 0, settings.tail_layers),
-    ):
-        if got != expected:
-            raise ConfigError(
-                "this drafter cannot be exported for vLLM",
-                expected=f"drafter.{name} of {'null' if expected is None else expected}",
-                got=got,
-                remedy="train a drafter with this setting",
-            )
 
 
 def _exported_settings(settings: DrafterSettings) -> DrafterSettings:
@@ -158,66 +153,57 @@ def _final_norm(drafter: JakiroDrafter, target: TargetAdapter) -> _Parts:
     last = last_hidden_state(drafter.config.target_record)
     if last not in drafter.state_sources.hidden_states:
         return _Parts({})
-    norm = getattr(target.decoder, "norm", None)
-    weight, eps = _rms_norm(norm, "the final norm of the target")
-    return _Parts({"target_norm.weight": weight}, norm_eps=eps)
+    norm: Any = getattr(target.decoder, "norm", None)
+    weight, eps = getattr(norm, "weight", None), _epsilon(norm)
+    if weight is not None and eps is not None:
+        probe = torch.randn(len(weight), generator=torch.Generator().manual_seed(0)).to(weight)
+        if _is_close(norm(probe), rms_norm(probe, probe.shape, weight, eps)):
+            return _Parts({"target_norm.weight": weight}, norm_eps=float(eps))
+    raise _unsupported("the final norm of the target", "an RMSNorm", norm)
 
 
-def _rms_norm(norm: nn.Module | None, what: str) -> tuple[Tensor, float]:
-    """Return the weight and the epsilon of a norm, after a test that it is an RMSNorm."""
-    weight = getattr(norm, "weight", None)
-    eps = getattr(norm, "variance_epsilon", getattr(norm, "eps", None))
-    if norm is None or weight is None or eps is None:
-        raise _unsupported(what, "an RMSNorm", norm)
-    probe = torch.randn(len(weight), generator=torch.Generator().manual_seed(0)).to(weight)
-    if not _is_close(norm(probe), rms_norm(probe, probe.shape, weight, eps)):
-        raise _unsupported(what, "an RMSNorm", norm)
-    return weight, float(eps)
+def _epsilon(norm: nn.Module) -> Any:
+    return getattr(norm, "variance_epsilon", getattr(norm, "eps", None))
 
 
 def _keys_and_values(target: TargetAdapter, layers: tuple[int, ...]) -> _Parts:
     """Return copies of the weights that compute keys and values, after a test on a few tokens."""
     read: Any = target.decoder
-    norms, weights, epsilons = [], [], set()
-    for index in layers:
-        layer = read.layers[index]
-        weight, eps = _rms_norm(
-            getattr(layer, "input_layernorm", None), f"the input norm of the target's layer {index}"
+    shape = target.spec.head_shapes[layers[0]]
+    try:
+        attentions = [read.layers[index].self_attn for index in layers]
+        norms = [read.layers[index].input_layernorm for index in layers]
+        weights = [torch.cat([part.k_proj.weight, part.v_proj.weight]) for part in attentions]
+        parts = {
+            "norm": torch.stack([norm.weight for norm in norms]).detach(),
+            "weight": torch.stack(weights).detach(),
+        }
+        kv = {
+            "num_layers": len(layers),
+            "width": shape.num_kv_heads * shape.key_dim,
+            "head_dim": shape.key_dim,
+            "norm_eps": float(_epsilon(norms[0])),
+            "frequencies": read.rotary_emb.inv_freq.float().tolist(),
+            "scale": float(getattr(read.rotary_emb, "attention_scaling", 1.0)),
+        }
+        is_equal = _are_computed(target, layers, kv, parts)
+    except (AttributeError, RuntimeError, TypeError):  # other parts, other formats, other shapes
+        is_equal = False
+    if not is_equal:
+        raise TargetNotSupported(
+            "the target's keys and values cannot be computed again from its hidden states",
+            expected="layers like those of Llama, without biases and norms of keys",
+            got=type(target.model).__name__,
+            remedy="train a drafter with drafter.memory.source=hidden",
         )
-        norms.append(weight)
-        epsilons.add(eps)
-        weights.append(torch.cat([_projection(layer, name, index) for name in "kv"]))
-    shape, rotary = target.spec.head_shapes[layers[0]], getattr(read, "rotary_emb", None)
-    frequencies = getattr(rotary, "inv_freq", None)
-    is_regular = len({part.shape for part in weights}) == len(epsilons) == 1
-    if not is_regular or frequencies is None or 2 * len(frequencies) != shape.key_dim:
-        raise _unsupported("the target", "layers of one shape with whole heads rotated", rotary)
-    kv = {
-        "num_layers": len(layers),
-        "width": shape.num_kv_heads * shape.key_dim,
-        "head_dim": shape.key_dim,
-        "norm_eps": epsilons.pop(),
-        "frequencies": frequencies.float().tolist(),
-        "scale": float(getattr(rotary, "attention_scaling", 1.0)),
-    }
-    parts = {"norm": torch.stack(norms).detach(), "weight": torch.stack(weights).detach()}
-    _check_computed(target, layers, kv, parts)
     return _Parts({f"target_kv.{name}": part for name, part in parts.items()}, kv=kv)
 
 
-def _projection(layer: Any, name: str, index: int) -> Tensor:
-    found = getattr(getattr(layer, "self_attn", None), f"{name}_proj", None)
-    if type(found) is not nn.Linear or found.bias is not None:
-        what = f"the projection {name}_proj of the target's layer {index}"
-        raise _unsupported(what, "a matrix without a bias", found)
-    return found.weight
-
-
 @torch.no_grad()
-def _check_computed(
+def _are_computed(
     target: TargetAdapter, layers: tuple[int, ...], kv: dict[str, Any], parts: dict[str, Tensor]
-) -> None:
-    """Raise an error unless keys and values that are computed again equal the cached ones."""
+) -> bool:
+    """Return whether keys and values that are computed again equal the cached ones."""
     hidden = target.spec.hidden_size
     rotary = Rotary(kv["head_dim"], 1.0, tuple(kv["frequencies"]), kv["scale"])
     copy = TargetKV(kv["num_layers"], hidden, kv["width"], kv["norm_eps"], rotary)
@@ -230,13 +216,7 @@ def _check_computed(
     slots = torch.arange(_PROBE, device=target.device)[None]
     inputs = cache.state(slots, StateSource("hidden", layers))[0]
     cached = cache.state(slots, StateSource("kv", layers))[0]
-    if not _is_close(copy.rotated(copy(inputs), slots[0]), cached):
-        raise TargetNotSupported(
-            "the target's keys and values cannot be computed again from its hidden states",
-            expected="layers like those of Llama, without norms of keys",
-            got=type(target.model).__name__,
-            remedy="train a drafter with drafter.memory.source=hidden",
-        )
+    return _is_close(copy.rotated(copy(inputs), slots[0]), cached)
 
 
 def _is_close(got: Tensor, expected: Tensor) -> bool:

@@ -16,6 +16,7 @@ from rich.progress import (
     Task,
     TaskID,
     TextColumn,
+    TimeElapsedColumn,
 )
 from rich.text import Text
 
@@ -25,21 +26,16 @@ Track = Callable[[str, int | None], Callable[[], None]]
 INTERVAL = 30.0  # seconds between two lines about a task in a log file
 
 
-class _LabelledTime(ProgressColumn):
-    """The elapsed or the remaining time, with the word that says which."""
+class _TimeLeft(ProgressColumn):
+    """The estimated time that a task still takes."""
 
     max_refresh = 0.5
 
-    def __init__(self, seconds_of: Callable[[Task], float | None], label: str) -> None:
-        super().__init__()
-        self._seconds_of = seconds_of
-        self._label = label
-
     def render(self, task: Task) -> RenderableType:
-        """Return the time and its label."""
-        seconds = self._seconds_of(task)
+        """Return the time and a word that says which it is."""
+        seconds = seconds_left(task)
         time = "-:--:--" if seconds is None else str(timedelta(seconds=int(seconds)))
-        return Text.assemble((time, "progress.elapsed"), " ", self._label)
+        return Text.assemble((time, "progress.remaining"), " left")
 
 
 def seconds_left(task: Task) -> float | None:
@@ -61,20 +57,16 @@ def seconds_left(task: Task) -> float | None:
     return max(task.total - task.completed, 0) * task.elapsed / steps
 
 
-def _elapsed(task: Task) -> float | None:
-    return task.finished_time if task.finished else task.elapsed
-
-
-ELAPSED = _LabelledTime(_elapsed, "elapsed")
 COLUMNS: tuple[ProgressColumn, ...] = (
     TextColumn("{task.description}"),
     BarColumn(),
     MofNCompleteColumn(),
-    ELAPSED,
-    _LabelledTime(seconds_left, "left"),
+    TimeElapsedColumn(),
+    TextColumn("elapsed"),
+    _TimeLeft(),
 )
 # These columns need tasks with a text in the field `rate`.
-COLUMNS_WITH_RATE = (*COLUMNS[:-2], TextColumn("{task.fields[rate]}"), *COLUMNS[-2:])
+COLUMNS_WITH_RATE = (*COLUMNS[:3], TextColumn("{task.fields[rate]}"), *COLUMNS[3:])
 
 
 class ProgressDisplay(Progress):

@@ -40,19 +40,14 @@ class RopeSettings(Settings):
 
     def parameters(self, rope_theta: float) -> dict[str, Any]:
         """Return the `rope_parameters` of transformers' configs."""
-        names = {
-            "default": set(),
-            "linear": {"factor"},
-            "llama3": {
-                *("factor", "original_max_position_embeddings"),
-                *("low_freq_factor", "high_freq_factor"),
-            },
-            "yarn": {
-                *("factor", "original_max_position_embeddings"),
-                *("beta_fast", "beta_slow", "attention_factor"),
-            },
-        }[self.kind]
-        values = {name: getattr(self, name) for name in names}
+        context = ("factor", "original_max_position_embeddings")
+        names: dict[RopeKind, tuple[str, ...]] = {
+            "default": (),
+            "linear": ("factor",),
+            "llama3": (*context, "low_freq_factor", "high_freq_factor"),
+            "yarn": (*context, "beta_fast", "beta_slow", "attention_factor"),
+        }
+        values = {name: getattr(self, name) for name in names[self.kind]}
         given = {name: value for name, value in sorted(values.items()) if value is not None}
         return {"rope_type": self.kind, "rope_theta": rope_theta} | given
 

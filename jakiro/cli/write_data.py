@@ -1,4 +1,4 @@
-"""The command `jakiro regenerate`."""
+"""The commands `jakiro regenerate` and `jakiro synthesize`, in which the target writes data."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -10,19 +10,22 @@ from jakiro.cli.decoding import LoadSettings
 from jakiro.errors import ConfigError
 from jakiro.utils.progress import writing_progress
 from jakiro.utils.wording import counted
-from training.data.generation_settings import RegenerationSettings
+from training.data.generation_settings import RegenerationSettings, SynthesisSettings
 
 if TYPE_CHECKING:
     from inference import SpeculativeDecoder
     from training.data.regeneration import RegenerationCounts
+    from training.data.synthesis import SynthesisCounts
+
+_Target = Annotated[
+    str, typer.Option(metavar="PATH_OR_HUB_ID", help="The model that writes the texts.")
+]
 
 
 @options.with_options
 def regenerate(
     *,
-    target: Annotated[
-        str, typer.Option(metavar="PATH_OR_HUB_ID", help="The model that writes the answers.")
-    ],
+    target: _Target,
     data: options.DataPaths,
     out: options.RecordsOut,
     drafter: options.WritingDrafter = None,
@@ -38,15 +41,36 @@ def regenerate(
     if read & {out.resolve(), *out.resolve().parents}:
         raise ConfigError(f"{out} would be read as data when it is continued; choose another --out")
     sources, output = find_sources(data), OutputFile(out)
-    regenerator = Regenerator(load_decoder(target, drafter, load), settings)
+    regenerator = Regenerator(_load(target, drafter, load), settings)
     total = sum(source.num_records() for source in sources)
     progress = writing_progress("Answering", total, settings.batch_size)
     with output.kept_when_interrupted(), progress as advance:
         written = regenerator.write(sources, output, advance)
-    _report(written, output.num_records, out)
+    _report_answers(written, output.num_records, out)
 
 
-def load_decoder(target: str, drafter: str | None, load: LoadSettings) -> "SpeculativeDecoder":
+@options.with_options
+def synthesize(
+    *,
+    target: _Target,
+    out: options.RecordsOut,
+    drafter: options.WritingDrafter = None,
+    settings: SynthesisSettings,
+    load: LoadSettings,
+) -> None:
+    """Let the target write training data: questions with their answers, or plain texts."""
+    from training.data.output_file import OutputFile
+    from training.data.synthesis import Synthesizer
+
+    output = OutputFile(out)
+    synthesizer = Synthesizer(_load(target, drafter, load), settings)
+    progress = writing_progress("Writing", settings.conversations, settings.batch_size)
+    with output.kept_when_interrupted(), progress as advance:
+        counts = synthesizer.write(output, advance)
+    _report_texts(counts, settings, output.num_records, out)
+
+
+def _load(target: str, drafter: str | None, load: LoadSettings) -> "SpeculativeDecoder":
     """Return a decoder of the target with its tokenizer; without a drafter if its name is None."""
     from inference import SpeculativeDecoder
     from inference.benchmark.subject import load_target
@@ -61,7 +85,7 @@ def load_decoder(target: str, drafter: str | None, load: LoadSettings) -> "Specu
         return SpeculativeDecoder(model, parts.drafter, tokenizer)
 
 
-def _report(written: "RegenerationCounts", num_records: int, out: Path) -> None:
+def _report_answers(written: "RegenerationCounts", num_records: int, out: Path) -> None:
     typer.echo(f"{counted(num_records, 'record')} in {out}, {written.records:,} of them new")
     typer.echo(
         f"{counted(written.answers, 'answer')} ({written.tokens:,} tokens), tau {written.tau:.2f}; "
@@ -69,3 +93,16 @@ def _report(written: "RegenerationCounts", num_records: int, out: Path) -> None:
     )
     if written.cut:
         typer.echo(f"{counted(written.cut, 'answer')} reached the length limit, marked as cut off")
+
+
+def _report_texts(
+    counts: "SynthesisCounts", settings: SynthesisSettings, num_records: int, out: Path
+) -> None:
+    typer.echo(f"{counted(num_records, 'record')} in {out}, {counts.records:,} of them new")
+    if settings.kind == "chats":
+        greedy, multi_turn = counts.greedy / num_records, counts.multi_turn / num_records
+        typer.echo(
+            f"shares: {greedy:.1%} with greedy answers, {multi_turn:.1%} with several questions"
+        )
+    reasons = ", ".join(f"{count:,} {reason}" for reason, count in counts.dropped.most_common())
+    typer.echo(f"{counts.tokens:,} tokens generated; dropped: {reasons or 'nothing'}")
