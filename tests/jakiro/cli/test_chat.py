@@ -99,18 +99,6 @@ def test_in_a_terminal_drafted_tokens_are_colored(
     assert screen.getvalue().count("> ") == 4  # the chat ended before the last line
 
 
-def test_no_color_is_respected(
-    target: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("NO_COLOR", "1")
-    screen = Terminal()
-    monkeypatch.setattr("sys.stdin", Terminal("/help\nmain\n"))
-    monkeypatch.setattr("sys.stdout", screen)
-    assert _chat(target) == 0
-    assert ANSI not in screen.getvalue()
-    assert "tokens from" not in capsys.readouterr().err
-
-
 def test_ctrl_c_stops_the_answer_and_not_the_program(
     target: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -6,7 +6,6 @@ from contextlib import closing
 import pytest
 from helpers.models import tiny_drafter, tiny_llama
 from helpers.templates import family_tokenizer
-from helpers.tokenizers import tiny_tokenizer
 
 from inference import SpeculativeDecoder
 from inference.drafters.lookup import LookupDrafter
@@ -200,10 +199,3 @@ def test_other_commands_reply(dialogue: Dialogue) -> None:
     assert not dialogue.is_over
     dialogue.execute("/quit")
     assert dialogue.is_over
-
-
-def test_a_target_without_a_chat_template_is_refused() -> None:
-    tokenizer = tiny_tokenizer()
-    decoder = SpeculativeDecoder(tiny_llama(vocab=len(tokenizer)), tokenizer=tokenizer)
-    with pytest.raises(PromptError, match=r"no chat template.*jakiro generate"):
-        Dialogue(decoder, DialogueSettings())

@@ -62,23 +62,6 @@ def test_a_correct_drafter_gives_a_line_per_check_a_verdict_and_exit_code_0(
     assert stored["checks"][1]["p_value"] >= stored["checks"][1]["threshold"]
 
 
-def test_built_in_prompts_are_used_where_none_are_given(
-    drafter_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert _run(drafter_path, "--num-prompts", "3", "--sampled-prompts", "0", *QUICK) == 0
-    assert "3 prompts, 12 tokens equal" in capsys.readouterr().out
-
-
-@pytest.mark.slow
-def test_a_quick_verification_takes_few_samples(
-    drafter_path: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    figures = tmp_path / "figures.json"
-    words = ("--max-new-tokens", "2", "--top-k", "4", "--device", "cpu", "--num-prompts", "1")
-    assert _run(drafter_path, "--quick", "--tree", "fixed", "--json", figures, *words) == 0
-    assert json.loads(figures.read_text())["settings"]["samples"] == 200
-
-
 def test_a_faulty_decoder_gives_exit_code_1_and_says_where(
     drafter_path: Path,
     prompts_path: Path,

@@ -1,7 +1,6 @@
 """GGUF files as targets: same logits and tokens, one conversion, errors that name the cause."""
 
 import hashlib
-import json
 from pathlib import Path
 from typing import Any
 
@@ -120,18 +119,6 @@ def test_a_damaged_file_is_named_and_leaves_no_folder(file: Path, cache: Path) -
     with pytest.raises(CheckpointError, match=r"cannot convert the GGUF file .*tiny\.gguf"):
         load_causal_lm(file)
     assert not [path for path in (cache / "gguf").iterdir() if path.is_dir()]
-
-
-def test_code_in_the_folder_of_a_file_is_not_run(
-    file: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (file.parent / "code.py").write_text("raise SystemExit('this code was run')")
-    names = {"AutoTokenizer": ["code.Tokenizer", None]}
-    config = {"tokenizer_class": "Unknown", "auto_map": names}
-    (file.parent / "tokenizer_config.json").write_text(json.dumps(config))
-    monkeypatch.setattr("builtins.input", lambda *_: "y")
-    with pytest.raises(CheckpointError, match="contains custom code"):
-        load_tokenizer(file)
 
 
 def test_missing_and_ambiguous_files_are_refused(file: Path) -> None:

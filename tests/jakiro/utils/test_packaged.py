@@ -27,11 +27,6 @@ def test_names_are_paths_without_suffix() -> None:
     assert all(config_path(Path(name)).is_file() for name in names)
 
 
-@pytest.mark.parametrize("name", ["base.yaml", "nowhere", "/base", "./drafters"])
-def test_other_paths_stay_as_they_are(name: str) -> None:
-    assert config_path(Path(name)) == Path(name)
-
-
 def test_a_file_anywhere_extends_a_packaged_configuration(tmp_path: Path) -> None:
     path = tmp_path / "own.yaml"
     path.write_text("extends: drafters/eagle3\ndrafter: {tail_layers: 0}\n")

@@ -162,11 +162,6 @@ def test_adapters_need_a_package(saved: Path, monkeypatch: pytest.MonkeyPatch) -
         load_causal_lm(saved)
 
 
-def test_an_unknown_dtype_is_refused_with_the_known_names(saved: Path) -> None:
-    with pytest.raises(ConfigError, match=r"dtype= cannot be used.* bfloat16, .*got: 'bf17'"):
-        load_causal_lm(saved, dtype="bf17")
-
-
 @pytest.mark.parametrize(("dtype", "is_slow"), [("fp16", True), ("bf16", False), ("fp32", False)])
 def test_float16_on_a_cpu_is_warned_of(
     saved: Path, dtype: str, is_slow: bool, caplog: pytest.LogCaptureFixture

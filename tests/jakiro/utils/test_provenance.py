@@ -50,15 +50,6 @@ def test_a_checkout_is_named_with_its_commit_and_whether_it_was_changed(
     assert provenance()["git"] == found
 
 
-def test_a_copy_inside_another_checkout_has_no_git_state(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    _git(tmp_path, "init")
-    (tmp_path / "site-packages").mkdir()
-    monkeypatch.setattr(jakiro.utils.provenance, "_CODE", tmp_path / "site-packages")
-    assert provenance()["git"] is None
-
-
 def _git(folder: Path, *arguments: str) -> str:
     command = ["git", "-C", str(folder), *arguments]
     return subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()
