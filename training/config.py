@@ -191,7 +191,7 @@ class TrainSettings(Settings):
     """Checkpoints from which an interrupted run resumes, and the best drafter so far."""
     steps: int | None = Field(None, ge=1)
     """Number of optimizer steps; null: as many as `epochs` takes, or 1000 if `epochs` is null, too.
-    At most one of `steps` and `epochs` can be set."""
+    If both are set, the run ends after the smaller number of steps."""
     epochs: float | None = Field(None, gt=0)
     """Number of passes over the packed training sequences, which determines the number of optimizer
     steps; may be a fraction. null: the number of steps is set by `steps`."""
@@ -213,11 +213,8 @@ class TrainSettings(Settings):
     def _has_a_length(cls, values: Any) -> Any:
         if not isinstance(values, Mapping):
             return values
-        steps, epochs = values.get("steps"), values.get("epochs")
-        if steps is None and epochs is None:
+        if values.get("steps") is None and values.get("epochs") is None:
             return {**values, "steps": _DEFAULT_STEPS}
-        if steps is not None and epochs is not None:
-            raise ValueError("either steps or epochs, and null for the other one")
         return values
 
     @property
@@ -234,6 +231,7 @@ class TrainSettings(Settings):
         if self.epochs is None:
             return self
         steps = max(1, math.ceil(self.epochs * num_sequences / self.batch.global_batch_size))
+        steps = steps if self.steps is None else min(steps, self.steps)
         if self.optimizer.warmup_for(steps) > steps:
             raise ConfigError(
                 "the warm-up is longer than the run",

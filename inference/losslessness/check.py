@@ -102,9 +102,11 @@ def check_greedy(
         and not (invariant and same_without_drafts < len(prompts)),
         drafted=drafted,
         differences=tuple(differences),
-        line=f"{counted(len(prompts), 'prompt')}, {tokens} tokens equal, {drafted} drafted; "
+        line=f"{counted(len(prompts), 'prompt')}, {tokens} tokens equal, "
+        f"{counted(drafted, 'accepted draft')}; "
         f"{counted_differences(differences)}; texts equal to those of generate(): "
-        f"{same_as_target}, to those without drafts: {same_without_drafts}",
+        f"{same_as_target}, to those without drafts: {same_without_drafts}"
+        + ("" if invariant or decoder.target.dtype.itemsize > 2 else " (rounding may differ)"),
         prompts=len(prompts),
         tokens=tokens,
         same_without_drafts=same_without_drafts,

@@ -158,7 +158,7 @@ class Report(BaseModel):
         return (
             *self.notes,
             f"no draft was accepted in: {', '.join(undrafted)}. These checks say little about "
-            "decoding with drafts; use prompts that suit the drafter, or trees of a fixed size",
+            "decoding with drafts; use prompts that suit the drafter, and more tokens",
         )
 
     @property

@@ -133,14 +133,14 @@ def compare_samples(
     """
     cells = SequenceCells(reference, length, len(sequences))
     ranked = _rank_tokens(reference, sequences, settings.seed)
-    known = "an unknown number" if drafted is None else f"{drafted} tokens"
+    known = "an unknown number of" if drafted is None else f"{drafted}"
 
     def distribution(name: str, count: int, unit: str, test: ChiSquare) -> Check:
         return Check(
             name=name,
             passed=test.p_value >= settings.threshold,
             drafted=drafted,
-            line=f"prompt {number}: {count} {unit}, {known} drafted; chi-square "
+            line=f"prompt {number}: {count} {unit}, {known} accepted drafts; chi-square "
             f"{test.statistic:.1f} in {test.cells} cells, p = {test.p_value:.3g} (must be at least "
             f"{settings.threshold:.2g})",
             prompt=number,

@@ -1,8 +1,5 @@
 """The command `jakiro bench`."""
 
-import signal
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -13,7 +10,7 @@ from inference.benchmark.method_names import parse_methods
 from inference.benchmark.settings import ComparisonSettings
 from jakiro.cli import options
 from jakiro.cli.decoding import LoadSettings
-from jakiro.cli.output import STANDARD_OUTPUT, writer
+from jakiro.cli.output import STANDARD_OUTPUT, terminated_like_interrupted, writer
 from jakiro.errors import EXIT_CODE_INTERRUPTED, ConfigError
 from jakiro.utils.extras import require_extra
 
@@ -104,7 +101,7 @@ def bench(
     store_page = None if report is None else writer(report, "--report", "the figures")
     if report is not None:
         require_extra("bench")
-    with _terminated_like_interrupted():
+    with terminated_like_interrupted():
         document: Any = (_replayed if replay else _compared)(settings, target, load)
         try:  # the table first, because a full disk can prevent the files
             _show(document, to_stderr=json_file == STANDARD_OUTPUT)
@@ -116,16 +113,6 @@ def bench(
             store_page(render(document))
     if not document.is_complete:
         raise typer.Exit(EXIT_CODE_INTERRUPTED)
-
-
-@contextmanager
-def _terminated_like_interrupted() -> Iterator[None]:
-    """Treat SIGTERM like Ctrl-C, after which the finished measurements are shown and stored."""
-    previous = signal.signal(signal.SIGTERM, signal.default_int_handler)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, previous)
 
 
 def _compared(

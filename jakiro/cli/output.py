@@ -1,8 +1,9 @@
 """Lines from standard input, messages on standard error, and files that receive results."""
 
+import signal
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
 
@@ -79,3 +80,13 @@ def writer(
     ensure_new_file(path, content, option)
     ensure_writable_folder(path.absolute().parent)
     return partial(write_atomically, path)
+
+
+@contextmanager
+def terminated_like_interrupted() -> Iterator[None]:
+    """Treat SIGTERM like Ctrl-C, after which finished work is kept and shown."""
+    previous = signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, previous)

@@ -7,6 +7,7 @@ import typer
 
 from jakiro.cli import options
 from jakiro.cli.decoding import LoadSettings
+from jakiro.cli.output import terminated_like_interrupted
 from jakiro.errors import ConfigError
 from jakiro.utils.progress import writing_progress
 from jakiro.utils.wording import counted
@@ -44,7 +45,7 @@ def regenerate(
     regenerator = Regenerator(_load(target, drafter, load), settings)
     total = sum(source.num_records() for source in sources)
     progress = writing_progress("Answering", total, settings.batch_size)
-    with output.kept_when_interrupted(), progress as advance:
+    with terminated_like_interrupted(), output.kept_when_interrupted(), progress as advance:
         written = regenerator.write(sources, output, advance)
     _report_answers(written, output.num_records, out)
 
@@ -65,7 +66,7 @@ def synthesize(
     output = OutputFile(out)
     synthesizer = Synthesizer(_load(target, drafter, load), settings)
     progress = writing_progress("Writing", settings.conversations, settings.batch_size)
-    with output.kept_when_interrupted(), progress as advance:
+    with terminated_like_interrupted(), output.kept_when_interrupted(), progress as advance:
         counts = synthesizer.write(output, advance)
     _report_texts(counts, settings, output.num_records, out)
 

@@ -131,7 +131,6 @@ def test_unusable_inputs_are_refused_before_the_run_folder_is_touched(
             {"optimizer": {"warmup_steps": 11}},
             r"warmup_steps \(11\) no larger than steps \(10\)",
         ),
-        ({"epochs": 2}, "either steps or epochs, and null for the other one"),
         ({"optimizer": {"lr": 1}}, r"unknown key 'optimizer\.lr'"),
     ],
 )
@@ -199,6 +198,8 @@ def test_a_number_of_epochs_is_turned_into_steps(
     settings = tiny_run(workshop, steps=None, epochs=epochs, optimizer=rising)
     assert len(prepare(settings).sequences) == 9  # a step takes 4 of them
     assert settings.with_steps(9).num_steps == expected
+    shorter = settings.model_copy(update={"steps": 2})
+    assert shorter.with_steps(9).num_steps == min(2, expected)
 
 
 def test_a_run_without_a_length_takes_1000_steps_and_warms_up_over_50() -> None:

@@ -247,7 +247,7 @@ def parse_body(kind: type[BodyT], content: bytes) -> BodyT:
         param = ".".join(str(part) for part in first["loc"] if _is_field(part)) or None
         problem = first["msg"].removeprefix("Value error, ")[:_SHOWN]
         if first["type"] == "extra_forbidden":
-            problem = "is not supported; see the guide to `jakiro serve`"
+            problem = "is not supported; leave it out"
         raise ApiError(400, f"{param or 'the body'}: {problem}", param=param) from error
 
 

@@ -77,9 +77,10 @@ class EngineThread(AbstractContextManager["EngineThread"]):
         self._calls: deque[tuple[Callable[[], Any], Future[Any]]] = deque()
         self._is_stopped = False
         _logger.info(
-            "%d places of %d tokens take %.1f MB, and a prompt that is read takes up to %.1f MB",
-            sum(lane.places for lane in self.scheduler.lanes),
+            "%d places of %d tokens%s take %.1f MB, and a prompt that is read takes up to %.1f MB",
+            places,
             longest,
+            " for greedy decoding, and as many for sampling," if len(lanes) > 1 else "",
             self.scheduler.num_bytes / 1e6,
             max(lane.prompt_bytes for lane in self.scheduler.lanes) / 1e6,
         )
