@@ -162,8 +162,9 @@ class Meter:
     def read(self) -> dict[str, Any]:
         """Return the mean losses per position, and the numbers of positions and tokens.
 
-        Means of the terms are weighted by `objective.distance_decay`; the loss is the one that is
-        minimized, which is divided by the number of positions instead of the sum of their weights.
+        Terms that are not computed are left out. Means of the terms are weighted by
+        `objective.distance_decay`; the loss is the one that is minimized, which is divided by the
+        number of positions instead of the sum of their weights.
 
         All cover the time since the last call, because this method resets the sums to zero. All
         processes must call it.
@@ -173,15 +174,15 @@ class Meter:
         *sums, num_tokens = [column.tolist() for column in columns]
         terms: Any = LossTerms(*sums)
         count = max(terms.num_positions[0], 1.0)
-        return {
+        metrics = {
             "loss": terms.total[0] / count,
             "levels": [
                 {
                     "token": token / (weight or 1.0),
-                    "multiple_choice": choice / (weight or 1.0),
                     "feature": feature / (weight or 1.0),
                     "contrast": contrast / (weight or 1.0),
                     "agreement": correct / max(number, 1.0),
+                    **({"multiple_choice": choice / weight} if choice else {}),
                 }
                 for token, choice, feature, contrast, weight, correct, number in zip(
                     terms.token,
@@ -196,11 +197,13 @@ class Meter:
             ],
             "router_imbalance": terms.balance[0] / (terms.level_weight[0] or 1.0),
             "router_entropy": terms.router_entropy[0] / count,
-            "accepted_length": terms.accepted_length[0] / max(terms.num_trees[0], 1.0),
             "expert_load": [load / count for load in terms.expert_load],
             "positions": int(terms.num_positions[0]),
             "tokens": int(num_tokens[0]),
         }
+        if terms.num_trees[0]:
+            metrics["accepted_length"] = terms.accepted_length[0] / terms.num_trees[0]
+        return metrics
 
     def count_tokens(self) -> int:
         """Return the number of tokens since the last `read`, without resetting the sums.

@@ -11,6 +11,7 @@ from jakiro.utils.wording import counted
 FALSE_ALARM = 0.001  # probability that a correct decoder fails one or more distribution tests
 DISTRIBUTION_TESTS = 2  # number of distribution tests for each prompt
 FEWEST_SAMPLES = 50
+FEWEST_DRAFTS = 20  # accepted drafts below which a check says little
 QUICK_SAMPLES = 200  # number of samples with `jakiro verify --quick`
 
 
@@ -151,14 +152,16 @@ class Report(BaseModel):
 
     @property
     def remarks(self) -> tuple[str, ...]:
-        """The notes, and a remark on checks that say little, because no draft was accepted."""
-        undrafted = dict.fromkeys(check.name for check in self.checks if check.drafted == 0)
-        if not undrafted:
+        """The notes, and a remark on checks that say little, because few drafts were accepted."""
+        weak = {check.name: check.drafted for check in self.checks if check.drafted is not None}
+        weak = {name: drafted for name, drafted in weak.items() if drafted < FEWEST_DRAFTS}
+        if not weak:
             return self.notes
+        named = ", ".join(f"{name} ({drafted})" for name, drafted in weak.items())
         return (
             *self.notes,
-            f"no draft was accepted in: {', '.join(undrafted)}. These checks say little about "
-            "decoding with drafts; use prompts that suit the drafter, and more tokens",
+            f"few drafts were accepted in: {named}. These checks say little about decoding with "
+            "drafts; use prompts that suit the drafter, more samples, and more tokens",
         )
 
     @property

@@ -34,8 +34,9 @@ def init(
         str | None,
         typer.Option(
             metavar="NAME",
-            help="A paper's drafter, such as jakiro, moa or eagle3 (see the page Drafter); by "
-            "default, a single layer that starts as the target's last layer.",
+            help="An architecture: jakiro for all parts of this package, jakiro-published as in "
+            "the paper, moa, eagle3 or a relative (see the page Drafter); by default, a single "
+            "layer that starts as the target's last layer.",
         ),
     ] = None,
     out: Annotated[Path, typer.Option(metavar="FILE.yaml", help="Settings file to write.")] = Path(
@@ -50,7 +51,7 @@ def init(
     out.write_text(starter_yaml(target, paths, drafter), encoding="utf-8")
     for path in paths if data else ():
         if Path(path).suffix in _FILES and not Path(path).exists():
-            say(f"warning: there is no file {path} yet; `jakiro train` needs it")
+            say(f"warning: there is no file {path} yet; with it, init knows how much to hold out")
     typer.echo(f"wrote {out}; next:")
     write_data = ["synthesize", "--target", target, "--conversations", "1000", "--out", paths[0]]
     train = ["train", "--config", str(out)]

@@ -67,7 +67,7 @@ def verify(
     """
     from inference.generation.prompt_file import BUILT_IN, read_prompts
 
-    if quick:
+    if quick and "samples" not in settings.model_fields_set:
         settings = settings.model_copy(update={"samples": QUICK_SAMPLES})
     texts = BUILT_IN if prompts is None else [prompt.first for prompt in read_prompts(prompts)]
     store = writer(json_file, standard_output=True)

@@ -15,7 +15,9 @@ from training.loss.batch import Batch
 
 Split = Literal["never", "texts", "all"]  # kinds of documents that may be split to fill sequences
 
-TOLERATED_PADDING = 0.05  # as a fraction of the packed tokens
+# As fractions of the packed tokens: above the first, documents may be split, and above the second,
+# the report says so.
+TOLERATED_PADDING, _MUCH_PADDING = 0.05, 0.2
 _OPEN_SEQUENCES = 64  # number of sequences kept open; more of them reduce padding but take longer
 _PARTS = 40  # pieces of documents split to fill sequences have at least 1/40 of a sequence
 
@@ -122,8 +124,8 @@ class PackedSequences:
                 f"tokens dropped ({counted(sum(self.left_out), 'token')})"
             )
         yield line
-        if self.padding > TOLERATED_PADDING and len(self) > 1:
-            yield "there is much padding: try another data.split or data.sequence_length"
+        if self.padding > _MUCH_PADDING and len(self) > 1:
+            yield "there is much padding: try data.split=all, or another data.sequence_length"
 
     def _pieces_of(self, index: int) -> npt.NDArray[np.int64]:
         return self._pieces[self._ends[index] : self._ends[index + 1]]

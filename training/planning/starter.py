@@ -10,7 +10,7 @@ import yaml
 from jakiro.errors import ConfigError
 from jakiro.target.adapter import TargetAdapter
 from jakiro.utils.gguf import default_dtype
-from jakiro.utils.packaged import config_names
+from jakiro.utils.packaged import config_names, config_path
 from jakiro.utils.settings import read_layered_yaml
 from training.input_settings import TargetSettings
 from training.planning.simulation import target_on_meta
@@ -90,18 +90,19 @@ def _named(name: str, target: TargetAdapter) -> str:
     names = sorted(each.removeprefix("drafters/") for each in config_names() if "drafters/" in each)
     if name not in names:
         raise ConfigError(f"there is no drafter {name!r}", expected=f"one of {', '.join(names)}")
-    sections = read_layered_yaml(Path("drafters", name))
+    path = Path("drafters", name)
+    comment, sections = config_path(path).read_text().partition("\n")[0], read_layered_yaml(path)
     trunk = sections["drafter"].setdefault("trunk", {})
     if trunk.get("num_layers") != 0:
         trunk |= attention_form(target)
     if trunk.get("fusion_layers"):
         states = fused_states(target.spec.num_hidden_states)
         trunk["fusion_layers"] = None if states is None else list(states)
-    if trunk.get("kind") == "feedback":  # as in vLLM
-        trunk.setdefault("first_position", False)
+    trunk.setdefault("first_position", False)  # as in vLLM
     experts = sections["drafter"].setdefault("experts", {})
     experts.setdefault("intermediate_size", _intermediate_size(target))
-    return yaml.safe_dump(sections, sort_keys=False, default_flow_style=None, width=120)
+    dumped = yaml.safe_dump(sections, sort_keys=False, default_flow_style=None, width=120)
+    return f"{comment}\n{dumped}"
 
 
 def _intermediate_size(target: TargetAdapter) -> int:

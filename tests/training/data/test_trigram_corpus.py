@@ -27,7 +27,7 @@ def test_a_large_text_is_counted_piece_by_piece(
     found, expected = (each.index(1 << 12) for each in (counter, whole))
     assert set(found.keys.tolist()) <= set(expected.keys.tolist())
     first, second, third = tokenizer(TEXT)["input_ids"][:3]
-    assert third in found.row(first, second)[0]
+    assert third in found.row(first, second)
 
 
 @pytest.mark.parametrize("mask", [[1, 1, 1, 1], [0, 0, 0, 0]])

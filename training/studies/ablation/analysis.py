@@ -33,7 +33,7 @@ def analyse(documents: Mapping[int, ComparisonDocument], arms: Sequence[Arm]) ->
     return StudyResults(
         seeds=len(documents),
         prompts=len(prompts),
-        note=_note(len(documents), sum(row.verdict != "base" for row in rows)),
+        note=_note(len(documents), len(prompts), rows),
         rows=tuple(rows),
         interactions=tuple(interactions),
         experts=tuple(filter(None, map(_diversity, arms))),
@@ -103,7 +103,9 @@ def _verdict(arm: str, tau_ratio: Ratio) -> ArmVerdict:
     return "better" if tau_ratio.value > 1 else "worse"
 
 
-def _note(num_seeds: int, num_intervals: int) -> str:
+def _note(num_seeds: int, num_prompts: int, rows: Sequence[ArmRow]) -> str:
+    if all(row.tau == 1 for row in rows):
+        return "No arm accepted a draft, so this study says nothing; train longer."
     if num_seeds < 2:
         return (
             "With one seed, the 95% intervals cover the spread over prompts, not over trainings; "
@@ -111,8 +113,9 @@ def _note(num_seeds: int, num_intervals: int) -> str:
         )
     # With two seeds, the spread over seeds is estimated poorly.
     rate = "one in ten" if num_seeds == 2 else "one in twenty"
+    num_verdicts = sum(row.verdict != "base" for row in rows)
     return (
-        f"The 95% intervals over {num_seeds} seeds and all prompts are paired. Of the "
-        f"{num_intervals} verdicts on tau, about {rate} would be 'better' or 'worse' by chance if "
-        f"no arm differed from the base."
+        f"The 95% intervals over {num_seeds} seeds and {num_prompts} prompts are paired. Even if "
+        f"no arm differed from the base, about {rate} of the {num_verdicts} verdicts on tau would "
+        "be 'better' or 'worse'."
     )

@@ -16,6 +16,11 @@ _DIFFERENT: Any = {
     "seed": True,
     "run_folder": True,
 }
+_WORDS = {
+    "experts": "several experts",
+    "contrast": "contrastive loss",
+    "interaction": "interaction of the two",
+}
 
 
 class Cells(NamedTuple):
@@ -62,8 +67,8 @@ def two_by_two(cells: Cells, temperature: float, rates: Mapping[str, Rate]) -> T
         name: product(list(zip(powers, in_order, strict=True)))
         for name, powers in exponents.items()
     }
-    words = ", ".join(f"{name} {_in_words(ratio)}" for name, ratio in effects.items())
-    sentence = f"At T = {temperature:g}: {words}."
+    words = (f"{_WORDS[name]} {_in_words(ratio)}" for name, ratio in effects.items())
+    sentence = f"tau with / without, at T = {temperature:g}: {', '.join(words)}."
     return TwoByTwo(temperature=temperature, sentence=sentence, **cells._asdict(), **effects)
 
 

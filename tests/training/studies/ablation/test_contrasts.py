@@ -24,7 +24,7 @@ def test_effects_are_averages_over_the_other_factor() -> None:
     assert found.experts.value == pytest.approx(math.sqrt(3.0 / 1.2 * 2.0))
     assert found.contrast.value == pytest.approx(math.sqrt(3.0 / 2.0 * 1.2))
     assert found.interaction.value == pytest.approx(3.0 / 2.0 / 1.2)
-    assert found.sentence.startswith("At T = 0.8: experts x2.236 [")
+    assert found.sentence.startswith("tau with / without, at T = 0.8: several experts x2.236 [")
 
 
 def test_the_four_cells_are_found_among_other_arms() -> None:
