@@ -92,8 +92,8 @@ FAULTS = (
     Fault(
         "boundary of a response span",
         "training/data/rendering.py",
-        "Span(len(turn.asked),",
-        "Span(len(turn.asked) + 1,",
+        "self.added = Span(len(self.asked), end)",
+        "self.added = Span(len(self.asked) + 1, end)",
         "tests/training/data",
     ),
     Fault(

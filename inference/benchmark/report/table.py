@@ -54,7 +54,7 @@ def notes(document: ComparisonDocument) -> Iterator[str]:
     if any(_has_too_few(method) for method in document.methods):
         yield f"Intervals need at least {FEWEST_PROMPTS} prompts."
     load, processors = document.environment.load_average, document.environment.num_cpus
-    if load is not None and processors is not None and load > processors:
+    if load is not None and processors is not None and load > 1.5 * processors:
         yield (
             f"Other programs ran when the measurement started (load average {load:.1f} on "
             f"{processors} processors), so speeds are unreliable."
