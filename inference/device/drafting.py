@@ -30,7 +30,7 @@ from inference.remote.memory_rows import RowFormat
 from inference.remote.messages import OpenSession, SessionOpened
 from inference.sampling.options import Sampling
 from inference.sampling.random_numbers import StepRandom
-from jakiro.errors import ConfigError
+from jakiro.errors import ConfigError, ResourceError
 
 _CHUNK = 512  # number of tokens that a drafter reads at once
 
@@ -70,6 +70,13 @@ class DeviceDrafting:
 
     def add_rows(self, rows: UInt8[np.ndarray, "tokens bytes"]) -> None:
         """Add the memory of verified tokens, in their order."""
+        if rows.shape[1] != self._rows.shape[1]:
+            raise ResourceError(
+                "the server has other memory than when this machine connected to it",
+                expected=f"{self._rows.shape[1]} bytes for each token",
+                got=rows.shape[1],
+                remedy="connect again",
+            )
         self._rows = np.concatenate([self._rows, rows])
 
     @property

@@ -96,6 +96,7 @@ class OfflineText(RemoteText):
         self._text = _GrowingText(self._session, None)  # of all tokens, while it writes
         self._num_attempts = 0
         self._most = 0  # largest number of provisional tokens
+        self._call: Future[Answer] | None = None  # the last request in the background
 
     def output(self) -> OfflineOutput:
         """Return the output of the text, as far as it was verified."""
@@ -105,7 +106,7 @@ class OfflineText(RemoteText):
         """Return the answer to a request, and yield what is written alone until it arrives."""
         if not self._session.emitted:
             return (yield from super()._awaited(ask))
-        call = in_background(ask)
+        call = self._call = in_background(ask)
         with self._clock("verify"):
             wait([call], 0.0 if self._writer else self.options.after_seconds)
         if not call.done():
@@ -193,6 +194,16 @@ class OfflineText(RemoteText):
         text = _GrowingText(self._session, self.options.tokenizer)
         text.push(self._session.emitted)
         return text
+
+    def _close(self) -> None:
+        super()._close()
+        if self._call is not None:  # it may be opening a session, which nobody would end
+            self._call.add_done_callback(self._end_opened)
+
+    def _end_opened(self, call: Future[Answer]) -> None:
+        opened = None if call.exception() else call.result()
+        if isinstance(opened, SessionOpened) and opened.session != self._session.session_id:
+            self._link.end(opened.session)
 
     def _give_up(self, error: ResourceError) -> None:
         """End the text; its provisional tokens remain unverified."""

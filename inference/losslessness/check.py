@@ -47,6 +47,7 @@ def verify_losslessness(
         encode_prompt(prompt, decoder.tokenizer, target.spec.vocab_size)
         for prompt in prompts[: settings.num_prompts]
     ]
+    settings = settings.for_prompts(len(encoded))
     return Report(
         target=target.model.name_or_path,
         dtype=dtype_name(target.dtype),

@@ -5,6 +5,7 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field, computed_field
 
+from jakiro.errors import PromptError
 from jakiro.utils.settings import Settings
 from jakiro.utils.wording import counted
 
@@ -38,6 +39,13 @@ class VerifySettings(Settings):
     """The same seed gives the same samples."""
     other_weights: bool = False
     """Use a trained drafter even if it was trained for other weights of the target."""
+
+    def for_prompts(self, count: int) -> "VerifySettings":
+        """Return the settings for this number of prompts."""
+        if count == 0:
+            raise PromptError("there are no prompts to verify with")
+        sampled = min(self.sampled_prompts, count)
+        return self.model_copy(update={"sampled_prompts": sampled})
 
     @property
     def threshold(self) -> float:
@@ -153,11 +161,14 @@ class Report(BaseModel):
     @property
     def remarks(self) -> tuple[str, ...]:
         """The notes, and a remark on checks that say little, because few drafts were accepted."""
-        weak = {check.name: check.drafted for check in self.checks if check.drafted is not None}
-        weak = {name: drafted for name, drafted in weak.items() if drafted < FEWEST_DRAFTS}
+        weak = [
+            f"{check.name} ({check.drafted})"
+            for check in self.checks
+            if check.drafted is not None and check.drafted < FEWEST_DRAFTS
+        ]
         if not weak:
             return self.notes
-        named = ", ".join(f"{name} ({drafted})" for name, drafted in weak.items())
+        named = ", ".join(dict.fromkeys(weak))
         return (
             *self.notes,
             f"few drafts were accepted in: {named}. These checks say little about decoding with "

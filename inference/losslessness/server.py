@@ -67,6 +67,7 @@ def verify_server(
         [{"role": "user", "content": prompt}] if chat and isinstance(prompt, str) else prompt
         for prompt in prompts[: settings.num_prompts]
     ]
+    settings = settings.for_prompts(len(sent))
     verification = _Verification(client, model, tokenizer, sent, settings, track)
     checks = collected(verification.checks(), on_check)
     if all(check.drafted is None for check in checks):
