@@ -31,6 +31,8 @@ class AutoTree:
     Args:
         other_threads: costs with other numbers of threads than the decoder's, by number. If there
             are none, all steps compute with the decoder's number.
+        seeded_costs: costs that determine the trees of seeded requests, whatever number of threads
+            was fastest when the process started; None for `costs`.
     """
 
     def __init__(
@@ -39,10 +41,12 @@ class AutoTree:
         costs: Costs,
         on_reset: Callable[[], None] = lambda: None,
         other_threads: Mapping[int, Costs] | None = None,
+        seeded_costs: Costs | None = None,
     ) -> None:
         self.trees = trees
         self.costs = costs
         self.other_threads = other_threads or {}
+        self.seeded_costs = seeded_costs or costs
         self._on_reset = on_reset
         self.request_counter = RequestCounter()
         self._lock = Lock()
@@ -99,7 +103,7 @@ class ReproducibleTree:
 
     def new_run(self, sampling: Sampling, batch: int) -> AlwaysDraft:
         """Return the policy of a run, which learns nothing."""
-        costs = self._auto.costs.of_batch(batch)
+        costs = self._auto.seeded_costs.of_batch(batch)
         every = tree_arms(self._auto.trees, sampling, costs)
         arms = [arm for arm in every if not arm.budget.deterministic]  # rates are not known
         best = max(arms, key=lambda arm: arm.assumed_tau / arm.seconds)

@@ -1,8 +1,9 @@
 """The draft policy and the tree shapes of a decoder, and the numbering of its requests."""
 
 from dataclasses import replace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
+import torch
 from transformers import GenerationConfig
 
 from inference.autotune.auto_threads import AutoThreads
@@ -57,13 +58,14 @@ def policy_for(
     costs, by_threads = measured(threads), {number: measured(number) for number in numbers}
     if drafter is None:
         return AutoThreads(costs, by_threads)
+    most = torch.get_num_threads()
+    seeded = costs if threads in (None, most) else by_threads.get(most) or measured(most)
+    shared: dict[str, Any] = {"other_threads": by_threads, "seeded_costs": seeded}
     if isinstance(drafter, TrainedDrafter | SmallLMDrafter):
-        return AutoTree(drafter.plan, costs, other_threads=by_threads)
-    limits = Budget(drafter.max_nodes, drafter.max_depth)
+        return AutoTree(drafter.plan, costs, **shared)
     if isinstance(drafter, CostAware) and costs.draft:
-        forget = drafter.use_costs(costs.verify_seconds, costs.draft)
-        return AutoTree(limits, costs, forget, by_threads)
-    return AutoTree(limits, costs, other_threads=by_threads)
+        shared["on_reset"] = drafter.use_costs(costs.verify_seconds, costs.draft)
+    return AutoTree(Budget(drafter.max_nodes, drafter.max_depth), costs, **shared)
 
 
 def fixed_policy(policy: DraftPolicy, places: int) -> DraftPolicy:

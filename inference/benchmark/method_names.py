@@ -167,11 +167,12 @@ def _refuse_wrong(
         allowed.add("levels")
     is_deterministic = kind in (ADED, UNTRAINED_LOOKUP) or tree == "deterministic"
     sized_auto = "tree" in options and tree == "auto" and "candidates" in options
+    unknown = re.search(r",[\w-]+=", path) and not Path(path).exists()
     faults = {
         f"one of {', '.join(KINDS)}": kind not in KINDS,
         f"{kind}=PATH": kind in WITH_PATH and not path,
         f"{kind} without a path": kind not in (*WITH_PATH, *OPTIONAL_PATH) and path,
-        f"only the options {', '.join(sorted(allowed))}": options.keys() - allowed,
+        f"only the options {', '.join(sorted(allowed))}": options.keys() - allowed or unknown,
         "either tree=auto, which selects the number of candidates, or candidates=N": kind == DRAFTER
         and sized_auto,
         f"tree=auto or tree=fixed with {kind}": kind in UNTRAINED and tree not in ("auto", "fixed"),

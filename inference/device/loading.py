@@ -35,6 +35,7 @@ def device_drafter(name: str, info: VerifierInfo, **load: Any) -> Drafter | None
         **load: arguments of `load_causal_lm` for the small model; `dtype` and `device` also apply
             to an exported drafter.
     """
+    name = name.removeprefix("drafter=")
     parsed = UntrainedName.parse(name)
     if name == NONE:
         return None

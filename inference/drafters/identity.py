@@ -19,7 +19,8 @@ def identity_of(drafter: Drafter) -> list[Any]:
     parts: list[Any] = [type(drafter).__name__, drafter.version, settings]
     model = own.get("model")
     if isinstance(model, nn.Module):
-        parts.append([str(model.dtype), sampled_weights(model, torch.float64)])
+        dtypes = [str(weight.dtype) for weight in model.parameters()]
+        parts.append([dtypes, sampled_weights(model, torch.float64)])
     elif isinstance(model, TargetAdapter):
         parts.append([model.spec.fingerprint, str(model.dtype)])
     index = own.get("index")

@@ -102,7 +102,10 @@ class DecodeBatch:
                     context.select_sequences(
                         [index for index, ended in enumerate(is_finished) if not ended]
                     )
-                self._join(context, [state for state in sequences if not state.is_finished])
+                joining = [state for state in sequences if not state.is_finished]
+                if joining and self.captured is not None:
+                    self.captured.discard_step()
+                self._join(context, joining)
         finally:
             if not is_own:
                 context.close()
@@ -119,8 +122,6 @@ class DecodeBatch:
         """
         if not sequences:
             return
-        if self.captured is not None:
-            self.captured.discard_step()
         count = len(self.live)
         are_alone = len(context.lengths) == len(sequences)
         groups = [sequences] if are_alone else [[state] for state in sequences]

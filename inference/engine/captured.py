@@ -2,6 +2,7 @@
 
 import time
 from typing import TYPE_CHECKING
+from weakref import proxy
 
 import torch
 
@@ -27,7 +28,7 @@ class CapturedSteps:
     """
 
     def __init__(self, batch: "DecodeBatch", pipeline: Pipeline | None = None) -> None:
-        self.batch = batch
+        self.batch: DecodeBatch = proxy(batch)  # an abandoned batch is freed at once
         self.pipeline = pipeline  # with recorded steps
         self.is_running = False  # whether the lengths of the context are those of the pipeline
 

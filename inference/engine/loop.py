@@ -165,8 +165,13 @@ class DecodeRun(DecodeBatch):
         if self.is_closed:
             return
         self.is_closed = True
-        if self.captured is not None:
-            self.captured.stop()
+        try:
+            if self.captured is not None:
+                self.captured.stop()
+        finally:
+            self._release()
+
+    def _release(self) -> None:
         if self._prefill is not None and self._prefill.context is not self.context:
             self._prefill.context.close()
         self._prefill, self._waiting, self.live = None, [], []

@@ -49,8 +49,13 @@ class LayerConfig(BaseModel):
             num_heads=self.num_attention_heads,
             num_kv_heads=self.num_key_value_heads or self.num_attention_heads,
             head_dim=self.head_dim or self.hidden_size // self.num_attention_heads,
-            rope_theta=self.rope_theta or self.scaling.get("rope_theta") or _DEFAULT_BASE,
+            rope_theta=self.rope_theta or self._theta_of_rope or _DEFAULT_BASE,
         )
+
+    @property
+    def _theta_of_rope(self) -> float | None:
+        both = (self.rope_scaling or {}), (self.rope_parameters or {})
+        return next((own["rope_theta"] for own in both if own.get("rope_theta")), None)
 
     @property
     def scaling(self) -> dict[str, Any]:

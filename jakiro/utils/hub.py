@@ -25,11 +25,12 @@ def is_hub_reachable() -> bool:
     """Return whether the hub accepts connections, or whether a proxy is set that may reach it."""
     if constants.HF_HUB_OFFLINE:
         return False
-    if getproxies():
+    if getproxies().keys() - {"no"}:
         return True
     hub = urlsplit(constants.ENDPOINT)
+    port = hub.port or (80 if hub.scheme == "http" else 443)
     try:
-        socket.create_connection((hub.hostname or "", hub.port or 443), timeout=_SECONDS).close()
+        socket.create_connection((hub.hostname or "", port), timeout=_SECONDS).close()
     except OSError:
         return False
     return True

@@ -78,10 +78,13 @@ def test_another_process_gives_the_same_text_for_a_seed(drafter_path: Path) -> N
     program = (
         "import sys; from inference import SpeculativeDecoder; "
         "decoder = SpeculativeDecoder.from_pretrained(sys.argv[1], tree='fixed'); "
-        "print(decoder.generate('def main(', max_new_tokens=24, seed=11).new_token_ids)"
+        "options = {'max_new_tokens': 24, 'temperature': 0.8, 'seed': 11}; "
+        "print(decoder.generate('def main(', **options).new_token_ids)"
     )
     decoder = SpeculativeDecoder.from_pretrained(drafter_path, tree="fixed")
-    here = decoder.generate("def main(", max_new_tokens=24, seed=11).new_token_ids
+    options = {"max_new_tokens": 24, "temperature": 0.8}
+    here = decoder.generate("def main(", **options, seed=11).new_token_ids
+    assert decoder.generate("def main(", **options, seed=12).new_token_ids != here
     there = subprocess.check_output([sys.executable, "-c", program, drafter_path], text=True)
     assert there.strip() == str(here)
 

@@ -119,7 +119,9 @@ def _join(parts: list[Any]) -> str | None:
 
 def _parse_tools(tools: Any, location: str) -> list[Any] | None:
     try:
-        values = json.loads(tools) if isinstance(tools, str) and tools.strip() else tools or []
+        if isinstance(tools, str):
+            tools = json.loads(tools) if tools.strip() else None
+        values = [] if tools is None else tools
         if isinstance(values, list) and all(isinstance(tool, dict) for tool in values):
             return values or None
     except ValueError:

@@ -197,7 +197,7 @@ def _read_parquet(path: Path) -> Iterator[Any]:
 def _record_of(value: Any, location: str, number: int) -> Record:
     try:
         fields = json.loads(value) if isinstance(value, bytes) else value
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise RecordError(f"{location} is not JSON", got=error) from error
     if not isinstance(fields, dict):
         raise RecordError(f"{location} is not an object, but {type(fields).__name__}")

@@ -52,8 +52,6 @@ def is_longer(recorded: Mapping[str, Any], wanted: Mapping[str, Any]) -> bool:
     )
     if before == now or difference(_without_length(recorded), _without_length(wanted)):
         return False
-    if any((before[name] is None) != (now[name] is None) for name in ("steps", "epochs")):
-        return False  # which of the two is longer depends on the data
     return all((now[name] or math.inf) >= (before[name] or math.inf) for name in LENGTH)
 
 

@@ -113,5 +113,5 @@ def _tau(counts: Floats) -> float:
 
 
 def _decoder(target: TargetAdapter, drafter: JakiroDrafter) -> SpeculativeDecoder:
-    used = TrainedDrafter.for_target(deepcopy(drafter), target, other_weights=True)
+    used = TrainedDrafter.for_target(deepcopy(drafter), target, forms=(), other_weights=True)
     return SpeculativeDecoder(target.model, used, tree="fixed")

@@ -18,9 +18,11 @@ from transformers import AutoModelForCausalLM
 
 from jakiro.config import config_for
 from jakiro.drafter import JakiroDrafter
+from jakiro.errors import CheckpointError
 from jakiro.target.adapter import TargetAdapter
 from jakiro.target.record import record_target
 from jakiro.utils.pretrained import TORCH_DTYPES, load_config
+from jakiro.utils.wording import summary_of
 from training.config import TrainSettings, anchor_rule
 from training.input_settings import TargetSettings
 from training.loss.batch import Batch
@@ -82,8 +84,13 @@ class Simulation:
 def target_on_meta(settings: TargetSettings) -> TargetAdapter:
     """Return a target without weights, built from its config."""
     config = load_config(settings.name_or_path, remedy="check target.name_or_path")
-    with torch.device("meta"):
-        model = AutoModelForCausalLM.from_config(config, dtype=TORCH_DTYPES[settings.dtype])
+    try:
+        with torch.device("meta"):
+            model = AutoModelForCausalLM.from_config(config, dtype=TORCH_DTYPES[settings.dtype])
+    except ValueError as error:
+        raise CheckpointError(
+            f"{settings.name_or_path} is not a causal language model", got=summary_of(error)
+        ) from error
     return TargetAdapter(model.eval().requires_grad_(False))
 
 

@@ -1,10 +1,12 @@
 """The policy is determined by drafter and choice of trees; only trained drafters have shapes."""
 
 import pytest
+import torch
 from helpers.models import tiny_drafter, tiny_llama
 from helpers.tables import no_processors
 
 from inference.autotune.arms import tree_arms
+from inference.autotune.costs import Costs
 from inference.autotune.online import AutoTree, ReproducibleTree
 from inference.autotune.policy import fixed_policy, policy_for
 from inference.drafters.combined.drafter import CombinedDrafter
@@ -98,3 +100,28 @@ def test_the_number_of_threads_may_change_only_where_bits_may(
     assert numbers(None) == numbers(2, may_change=False) == set()
     target.modules.is_batch_invariant = True
     assert numbers(2) == set()
+
+
+def test_trees_of_seeded_requests_do_not_depend_on_the_chosen_number_of_threads(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def costs_with(*_: object) -> Costs:
+        return Costs(verify={0: 1.0, 48: 1.0 + torch.get_num_threads()}, draft={1: 0.1, 2: 0.2})
+
+    monkeypatch.setattr("inference.autotune.policy.costs_with", costs_with)
+    target = TargetAdapter(tiny_llama())
+    drafter = TrainedDrafter(tiny_drafter(target), target, TreeShape())
+    most = torch.get_num_threads()
+    torch.set_num_threads(3)
+    try:
+        policies = [
+            policy_for(target, drafter, "auto", own, adapts=True) for own in (None, 1, 2, 3)
+        ]
+    finally:
+        torch.set_num_threads(most)
+    chosen = []
+    for policy in policies:
+        assert isinstance(policy, AutoTree)
+        run = policy.reproducible().new_run(no_processors(), 1)
+        chosen.append((policy.seeded_costs, run.next_budget(RunProgress())))
+    assert chosen == [chosen[0]] * 4

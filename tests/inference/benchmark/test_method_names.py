@@ -61,6 +61,7 @@ def test_a_second_drafter_stands_before_the_other(text: str, fields: dict[str, A
         (["drafter=a,tree=large"], "'auto', 'fixed', 'deterministic' or 'sampled'"),
         (["drafter=a,candidates=0"], "greater than or equal to 1"),
         (["drafter=a,levels=8"], "only the options"),
+        (["drafter=a,candidate=8"], "only the options"),
         (["autoregressive,candidates=3"], "only the options name"),
         (["lookup,tree=sampled"], "tree=auto or tree=fixed with lookup"),
         (["drafter=a,pair-settings=b"], "only the options"),

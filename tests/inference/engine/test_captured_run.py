@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from functools import partial
 from itertools import product
 from typing import Any
+from weakref import ref
 
 import pytest
 import torch
@@ -343,3 +344,12 @@ def test_caches_are_not_used_again_after_the_weights_have_changed() -> None:
     run = DecodeRun(target, None, request, pipelines=pool)
     assert run.captured.pipeline is not pipeline
     assert run.finish().token_ids == DecodeRun(target, None, request).finish().token_ids
+
+
+def test_an_abandoned_run_is_freed_at_once() -> None:
+    target = TargetAdapter(tiny_llama())
+    (request,) = _requests(target, [[1, 2, 3]], max_new_tokens=9)
+    run = DecodeRun(target, None, request, pipelines=PipelinePool())
+    context = ref(run.context)
+    del run
+    assert context() is None

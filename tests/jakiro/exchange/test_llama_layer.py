@@ -22,6 +22,8 @@ def test_both_names_of_the_rotary_base_are_read() -> None:
     parameters = {"rope_type": "default", "rope_theta": 5e5}
     assert layer_config(eagle_config(rope_parameters=parameters), "head").heads.rope_theta == 5e5
     assert layer_config(eagle_config(rope_theta=5e5), "head").heads.rope_theta == 5e5
+    both = eagle_config(rope_scaling={"rope_type": "default"}, rope_parameters=parameters)
+    assert layer_config(both, "head").heads.rope_theta == 5e5
 
 
 @pytest.mark.parametrize("name", ["rope_theta", "rope_scaling", "rope_parameters"])

@@ -15,6 +15,7 @@ from training.loop.run_fingerprint import difference, is_longer
         ({"steps": 2}, {"steps": 2}, False),
         ({"epochs": 1.0}, {"epochs": 2.5}, True),
         ({"epochs": 1.0}, {"steps": 900}, False),
+        ({"epochs": 1.0, "steps": 20}, {"epochs": 1.0}, True),
         ({"steps": 9, "minutes": 2.0}, {"steps": 9}, True),
         ({"steps": 9}, {"steps": 9, "minutes": 2.0}, False),
         ({"steps": 9, "minutes": 2.0}, {"steps": 8, "minutes": 3.0}, False),

@@ -101,7 +101,7 @@ def _settings(values: Mapping[str, Any], source: str, max_steps: int | None) -> 
     settings = validate_settings(TrainSettings, values, source=source)
     if max_steps is None or (settings.steps is not None and settings.steps <= max_steps):
         return settings
-    changes: dict[str, Any] = {"steps": max_steps, "epochs": None}
+    changes: dict[str, Any] = {"steps": max_steps}
     rate = settings.optimizer
     if rate.warmup_for(max_steps) > max_steps:
         changes["optimizer"] = rate.model_copy(update={"warmup_steps": max_steps})

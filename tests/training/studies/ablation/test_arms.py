@@ -155,7 +155,7 @@ def test_arms_share_overrides_and_are_cut_to_the_same_steps(base: Path, workshop
     (short, _) = read_arms(base, [delta], max_steps=1)
     assert short.settings.optimizer.warmup_steps == 1
     (cut, _) = read_arms(base, [delta], ["steps=null", "epochs=3"], max_steps=4)
-    assert (cut.settings.steps, cut.settings.epochs) == (4, None)
+    assert (cut.settings.steps, cut.settings.epochs) == (4, 3)
 
 
 @pytest.mark.parametrize(
