@@ -62,7 +62,8 @@ def device_drafter(name: str, info: VerifierInfo, **load: Any) -> Drafter | None
 
 def exported_folder(name: str) -> Path | None:
     """Return the folder of a name if `jakiro export --to device` has written it, or None."""
-    return Path(name) if (Path(name) / DESCRIPTION_FILE).is_file() else None
+    folder = Path(name.removeprefix("drafter="))
+    return folder if (folder / DESCRIPTION_FILE).is_file() else None
 
 
 def check_reads_tokens(drafter: Drafter) -> None:
