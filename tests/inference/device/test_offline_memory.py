@@ -32,6 +32,7 @@ from inference.remote.integer_distribution import TOTAL
 from inference.remote.memory_rows import RowFormat
 from inference.remote.messages import OpenSession, TreeLimits
 from inference.sampling.options import Sampling
+from jakiro.errors import ResourceError
 from jakiro.target.adapter import TargetAdapter
 from jakiro.target.step import chain_step
 
@@ -269,3 +270,9 @@ def test_nothing_is_submitted_while_the_drafter_writes(
     assert output.new_token_ids == expected
     assert output.traffic.num_resumes == 1
     assert not live
+
+
+def test_memory_in_another_precision_than_at_first_is_named() -> None:
+    drafting = _drafting(_decoder("moa"), 3, samples=False)
+    with pytest.raises(ResourceError, match="connect again"):
+        drafting.add_rows(np.zeros((1, 2), np.uint8))
