@@ -16,8 +16,7 @@ from transformers import (
 from transformers.generation.streamers import BaseStreamer
 from transformers.generation.utils import GenerateDecoderOnlyOutput
 
-from inference.autotune.online import AutoTree
-from inference.autotune.policy import RequestGroup, numbered, policy_for
+from inference.autotune.policy import AutoTree, RequestGroup, numbered, policy_for
 from inference.autotune.setup import refuse_unusable, set_up_drafter, set_up_target
 from inference.autotune.tau_watch import TauWatch
 from inference.autotune.threads import Threads

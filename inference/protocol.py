@@ -18,12 +18,10 @@ from jakiro.target.step import StepOutput
 
 
 class Budget(NamedTuple):
-    """Limits of one draft tree, and the kind of its candidates."""
+    """Limits of one draft tree."""
 
     num_nodes: int
     depth: int | None = None  # largest depth; None to leave it to the drafter
-    # Whether a drafter that is a model takes the likeliest candidates even if tokens are sampled.
-    deterministic: bool = False
 
 
 class EncodedMemory(NamedTuple):

@@ -1,26 +1,40 @@
-"""The draft policy and the tree shapes of a decoder, and the numbering of its requests."""
+"""The draft policies of a decoder, and the numbering of the requests from which they learn.
 
+With `tree="auto"`, each step has no drafts, or the tree that is expected to give the most tokens
+per second: (1 + expected accepted candidates) / (seconds to draft and verify). The seconds are
+timed once on a machine, and acceptance rates are learned.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, NamedTuple
+from threading import Lock
+from typing import NamedTuple
 
 import torch
 from transformers import GenerationConfig
 
-from inference.autotune.auto_threads import AutoThreads
 from inference.autotune.costs import Costs, costs_with
-from inference.autotune.online import AutoTree, LaneTrees
-from inference.autotune.search import largest_trees
-from inference.autotune.threads import other_threads
+from inference.autotune.threads import ThreadSwitch, other_threads
+from inference.autotune.trees import StepCosts, TreeLearner, tree_arms
+from inference.draft_tree import SequenceTree
 from inference.drafters.small_lm import SmallLMDrafter
 from inference.drafters.trained.drafter import TrainedDrafter
-from inference.engine.policy import AlwaysDraft, DraftPolicy
+from inference.engine.policy import AlwaysDraft, DraftPolicy, RunProgress
 from inference.engine.request import Request
 from inference.engine.threads import num_threads
-from inference.protocol import Budget, CostAware, Drafter, number_of, request_counter_of
-from inference.trees.shape import TreePlan, Trees, TreeShape
-from jakiro.drafter import JakiroDrafter
-from jakiro.errors import ConfigError
+from inference.protocol import (
+    Budget,
+    CostAware,
+    Drafter,
+    RequestCounter,
+    number_of,
+    request_counter_of,
+)
+from inference.sampling.options import Sampling
+from inference.trees.shape import TreePlan, Trees
 from jakiro.target.adapter import TargetAdapter
+
+MOST_LEARNERS = 64  # largest number of kinds of runs whose estimates are kept
 
 
 class RequestGroup(NamedTuple):
@@ -29,6 +43,166 @@ class RequestGroup(NamedTuple):
     requests: list[Request]
     config: GenerationConfig
     policy: DraftPolicy
+
+
+class AutoTree:
+    """Selects trees and the number of threads for all requests of a decoder, and learns from them.
+
+    Args:
+        trees: the largest trees; None to decode without drafts.
+        other_threads: costs with other numbers of threads than the decoder's, by number. If there
+            are none, all steps compute with the decoder's number.
+        seeded_costs: costs that determine the trees of seeded requests, whatever number of threads
+            was fastest when the process started; None for `costs`.
+    """
+
+    def __init__(
+        self,
+        trees: TreePlan | Budget | None,
+        costs: Costs,
+        other_threads: Mapping[int, Costs] | None = None,
+        seeded_costs: Costs | None = None,
+    ) -> None:
+        self.trees = trees
+        self.costs_by_threads: dict[int | None, Costs] = {None: costs} | dict(other_threads or {})
+        self.seeded_costs = seeded_costs or costs
+        self.on_reset: Callable[[], None] | None = None  # forgets what a drafter learned
+        self.request_counter = None if trees is None else RequestCounter()
+        self._lock = Lock()
+        self._learners: dict[object, TreeLearner] = {}  # the most recently used is last
+        self._switch = ThreadSwitch(list(self.costs_by_threads))
+
+    def new_run(self, sampling: Sampling, batch: int) -> "AutoRun":
+        """Return the policy of a run; runs with the same sampling and batch size share estimates.
+
+        If there are too many kinds of runs, the estimates of the least recently used are dropped.
+        """
+        costs = [costs.of_batch(batch) for costs in self.costs_by_threads.values()]
+        if self.trees is None:
+            return AutoRun(None, self._switch, costs, self._lock)
+        key = (sampling.description, batch)
+        with self._lock:
+            learner = self._learners.pop(key, None)
+            if learner is None:
+                learner = TreeLearner(tree_arms(self.trees, sampling, costs[0]))
+            self._learners[key] = learner
+            if len(self._learners) > MOST_LEARNERS:
+                del self._learners[next(iter(self._learners))]
+        return AutoRun(learner, self._switch, costs, self._lock)
+
+    def reset(self) -> None:
+        with self._lock:
+            self._learners.clear()
+        if self.on_reset is not None:
+            self.on_reset()
+        if self.request_counter is not None:
+            self.request_counter.reset()
+
+    def reproducible(self) -> "ReproducibleTree | AlwaysDraft":
+        """Return a policy with trees that depend only on the measured costs."""
+        return AlwaysDraft(None) if self.trees is None else ReproducibleTree(self)
+
+
+class AutoRun:
+    """Policy of a single run.
+
+    Args:
+        costs: costs of the run's steps with each number of threads.
+    """
+
+    def __init__(
+        self,
+        learner: TreeLearner | None,
+        switch: ThreadSwitch,
+        costs: Sequence[Costs],
+        lock: Lock,
+    ) -> None:
+        self._learner = learner
+        self._switch = switch
+        arms = () if learner is None else learner.arms
+        self._costs = [StepCosts(own, arms) for own in costs]
+        self._lock = lock
+        self._was_requested = False
+        self._index = switch.index  # of the number of threads of the next step
+
+    @property
+    def autoregressive_seconds(self) -> float:
+        """The estimated seconds of a decoding step without drafts."""
+        return self._switch.seconds(self._index, self._costs[self._index].alone)
+
+    @property
+    def threads(self) -> int | None:
+        return self._switch.numbers[self._index]
+
+    def next_budget(self, progress: RunProgress) -> Budget | None:
+        if self._learner is None:
+            return None
+        with self._lock:
+            arm = self._learner.choose(progress, self._costs[self._index])
+        return None if arm is None else arm.budget
+
+    def learn(
+        self,
+        trees: Sequence[SequenceTree],
+        paths: Sequence[list[int]],
+        seconds: float | None,
+        budget: Budget | None,
+    ) -> None:
+        # After steps for which no tree was requested, and after prefill, the drafter also encodes
+        # tokens that it has not read yet, so the duration of the step is not typical.
+        is_timed = budget is None or self._was_requested
+        self._was_requested = budget is not None
+        num_nodes = max((len(tree.token_ids) for tree in trees), default=0)
+        with self._lock:
+            modeled = [costs.verify[min(num_nodes, len(costs.verify) - 1)] for costs in self._costs]
+            index = None if self._learner is None else self._learner.index_of(budget)
+            if self._learner is not None and index is not None and num_nodes:
+                self._learner.learn(index, trees, paths)
+                drafting = [costs.draft[index] for costs in self._costs]
+                modeled = [sum(parts) for parts in zip(modeled, drafting, strict=True)]
+            self._switch.learn(self._index, modeled, seconds if is_timed else None)
+            self._index = self._switch.index
+
+
+class ReproducibleTree:
+    """Policy with trees of a single size, or no trees, for sampling with a given seed.
+
+    The sampled text depends on the trees, so trees that follow what was learned would give a
+    different text for the same seed. The size is the one that is expected to be fastest at assumed
+    acceptance rates. If no size is faster than decoding without drafts, nothing is drafted.
+    """
+
+    request_counter: RequestCounter | None = None
+
+    def __init__(self, auto: AutoTree) -> None:
+        self._auto = auto
+
+    def new_run(self, sampling: Sampling, batch: int) -> AlwaysDraft:
+        """Return the policy of a run, which learns nothing."""
+        assert self._auto.trees is not None, "there are no trees without a drafter"
+        costs = self._auto.seeded_costs.of_batch(batch)
+        arms = tree_arms(self._auto.trees, sampling, costs)
+        best, gain = TreeLearner(arms).best(StepCosts(costs, arms))
+        return AlwaysDraft(best.budget if gain > 0 else None)
+
+    def reset(self) -> None:
+        """Do nothing, because nothing was learned."""
+
+
+class LaneTrees(ReproducibleTree):
+    """Policy of a lane, whose sequences come and go.
+
+    If any sequence samples, trees have the size that is expected to be fastest for a full lane,
+    because sampled text depends on the trees. Greedy text does not, so its trees become smaller as
+    more sequences are decoded together, each of which makes verification slower.
+    """
+
+    def __init__(self, auto: AutoTree, places: int) -> None:
+        super().__init__(auto)
+        self.places = places
+
+    def new_run(self, sampling: Sampling, batch: int) -> AlwaysDraft:
+        return super().new_run(sampling, self.places if sampling.do_sample else batch)
 
 
 def policy_for(
@@ -57,15 +231,15 @@ def policy_for(
 
     costs, by_threads = measured(threads), {number: measured(number) for number in numbers}
     if drafter is None:
-        return AutoThreads(costs, by_threads)
+        return AutoTree(None, costs, by_threads)
     most = torch.get_num_threads()
     seeded = costs if threads in (None, most) else by_threads.get(most) or measured(most)
-    shared: dict[str, Any] = {"other_threads": by_threads, "seeded_costs": seeded}
     if isinstance(drafter, TrainedDrafter | SmallLMDrafter):
-        return AutoTree(drafter.plan, costs, **shared)
+        return AutoTree(drafter.plan, costs, by_threads, seeded)
+    policy = AutoTree(Budget(drafter.max_nodes, drafter.max_depth), costs, by_threads, seeded)
     if isinstance(drafter, CostAware) and costs.draft:
-        shared["on_reset"] = drafter.use_costs(costs.verify_seconds, costs.draft)
-    return AutoTree(Budget(drafter.max_nodes, drafter.max_depth), costs, **shared)
+        policy.on_reset = drafter.use_costs(costs.verify_seconds, costs.draft)
+    return policy
 
 
 def fixed_policy(policy: DraftPolicy, places: int) -> DraftPolicy:
@@ -75,27 +249,9 @@ def fixed_policy(policy: DraftPolicy, places: int) -> DraftPolicy:
     size that is expected to be fastest, for sampling in a full batch and for greedy decoding with
     each number of sequences.
     """
-    if isinstance(policy, AutoThreads):
-        return policy.reproducible()
-    return LaneTrees(policy, places) if isinstance(policy, AutoTree) else policy
-
-
-def shapes_of(drafter: JakiroDrafter, tree: Trees) -> TreeShape | TreePlan | None:
-    """Return the trees of a trained drafter; None for trees with as many levels as in training."""
-    if tree == "auto":
-        return largest_trees(drafter)
-    return None if isinstance(tree, str) else tree
-
-
-def refuse_shape(tree: Trees) -> None:
-    """Raise an error if `tree` is a shape or a plan, which only trained drafters have."""
-    if not isinstance(tree, str):
-        raise ConfigError(
-            "only the trees of a trained drafter have a shape",
-            expected='tree="auto" or tree="fixed" for this drafter',
-            got=tree,
-            remedy="set num_nodes and depth in the drafter's settings",
-        )
+    if not isinstance(policy, AutoTree):
+        return policy
+    return policy.reproducible() if policy.trees is None else LaneTrees(policy, places)
 
 
 def numbered(
@@ -116,15 +272,15 @@ def numbered(
         is_seeded: whether the caller gave a seed; if tokens are sampled, the sizes of the trees are
             then not learned.
     """
-    if is_seeded and requests[0].sampling.do_sample and isinstance(policy, AutoTree | AutoThreads):
+    if is_seeded and requests[0].sampling.do_sample and isinstance(policy, AutoTree):
         policy = policy.reproducible()
     counters = (request_counter_of(drafter), policy.request_counter)
     tickets = tuple(counter.take() for counter in counters if counter is not None)
     if not tickets:
         return RequestGroup(requests, config, policy)
     index = number_of(tickets)
-    several = [
+    sampled = [
         replace(request, sampling=replace(request.sampling, request_index=index), tickets=tickets)
         for request in requests
     ]
-    return RequestGroup(several, config, policy)
+    return RequestGroup(sampled, config, policy)

@@ -1,14 +1,16 @@
-"""The fastest number of threads for a target on a CPU, from steps that are timed at the start.
+"""The number of threads of decoding steps on a CPU, at the start and while the load changes.
 
-A small model is often fastest with a single thread, and a large model with all threads.
+A small model is often fastest with a single thread, and a large model with all threads. A process
+that keeps a core busy delays each operation that several threads compute together, so the fastest
+number of threads on a quiet machine may be slow on a busy one.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Literal
 
 import torch
 
-from inference.autotune.measurement import shortest_seconds, verifications
+from inference.autotune.costs import shortest_seconds, verifications
 from inference.engine.threads import num_threads
 from jakiro.target.adapter import TargetAdapter
 
@@ -17,6 +19,12 @@ SECONDS = 0.5  # duration after which no further step is timed
 # A number of threads with which steps take this many times as long as the shortest may still be the
 # fastest in a loop other than this package's.
 CLEARLY = 1.6
+
+TRIAL = 5  # steps of a trial, of which the first, which is slower than others, is not timed
+SHORTEST_PAUSE, LONGEST_PAUSE = 128, 4096  # steps between two trials
+LEAST_GAIN = 1.1  # another number of threads must be this many times as fast
+CHANGE = 1.5  # change of the load, as a ratio, after which the next trial starts sooner
+SHORT_MEMORY, LONG_MEMORY = 3, 20  # number of recent steps from which the load is estimated
 
 Threads = int | Literal["auto"] | None
 
@@ -37,7 +45,7 @@ def contending_threads(target: TargetAdapter, threads: Threads) -> list[int | No
     if threads != "auto":
         return [threads]
     seconds = _seconds(target, drafts=False)
-    return [each for each, taken in seconds.items() if taken <= CLEARLY * min(seconds.values())]
+    return [number for number, taken in seconds.items() if taken <= CLEARLY * min(seconds.values())]
 
 
 def other_threads(threads: int | None) -> list[int]:
@@ -66,6 +74,92 @@ def _seconds(target: TargetAdapter, *, drafts: bool) -> dict[int | None, float]:
             works[number, count] = num_threads(number)(step)
     taken = shortest_seconds(works, SECONDS)
     return {
-        number: sum(seconds for (own, _), seconds in taken.items() if own == number)
+        number: sum(seconds for (used, _), seconds in taken.items() if used == number)
         for number in numbers
     }
+
+
+class Load:
+    """The ratio of measured to modeled seconds of steps with a certain number of threads."""
+
+    def __init__(self) -> None:
+        self.recent = self.usual = 1.0
+        self.is_known = True  # of a quiet machine, at first
+
+    def forget(self) -> None:
+        """Estimate the load from the next steps alone."""
+        self.is_known = False
+
+    def take(self, ratio: float) -> bool:
+        """Learn from a step, and return whether the load has changed."""
+        if not self.is_known:
+            self.recent = self.usual = ratio
+            self.is_known = True
+        # A single step that was interrupted is no change.
+        self.recent += (min(ratio, 2 * self.recent) - self.recent) / SHORT_MEMORY
+        self.usual += (self.recent - self.usual) / LONG_MEMORY
+        if 1 / CHANGE < self.recent / self.usual < CHANGE:
+            return False
+        self.usual = self.recent
+        return True
+
+
+class ThreadSwitch:
+    """Switches between numbers of threads while decoding, by trials of a few steps.
+
+    Trials that select no other number become rarer: each pause is twice as long as the one before.
+    """
+
+    def __init__(self, numbers: Sequence[int | None]) -> None:
+        self.numbers = numbers
+        self.index = 0  # of the number of threads of the next step
+        self._selected = 0
+        self._loads = [Load() for _ in numbers]
+        self._pause = self._left = SHORTEST_PAUSE
+        self._is_first = False  # whether the next step is the first of a trial
+
+    def seconds(self, index: int, modeled: float) -> float:
+        """Return the expected seconds of a step that takes `modeled` seconds on a quiet machine."""
+        return modeled * self._loads[index].recent
+
+    def learn(self, index: int, modeled: Sequence[float], seconds: float | None) -> None:
+        """Learn from a step, and select the number of threads of the next one.
+
+        Args:
+            index: of the number of threads that the step used. While several runs decode at the
+                same time, this need not be `index`.
+            modeled: seconds of such a step on a quiet machine, with each number of threads.
+            seconds: duration of the step; None if it is not typical.
+        """
+        if index != self.index:
+            return
+        if self._is_first:
+            self._is_first = False
+        elif seconds is not None:
+            has_changed = self._loads[index].take(seconds / modeled[index])
+            if has_changed and self.index == self._selected:
+                self._left = min(self._left, self._pause // 8)
+        if len(self.numbers) > 1:
+            self._left -= 1
+            if self._left <= 0:
+                self._decide(modeled)
+
+    def _decide(self, modeled: Sequence[float]) -> None:
+        """Start a trial, if it may succeed, or end one."""
+        limit = self.seconds(self._selected, modeled[self._selected]) / LEAST_GAIN
+        if self.index == self._selected:
+            other = (self._selected + 1) % len(self.numbers)
+            if modeled[other] < limit:
+                self._loads[other].forget()
+                self.index, self._left, self._is_first = other, TRIAL, True
+            else:
+                self._left = self._pause
+            return
+        is_faster = self._loads[self.index].is_known and (
+            self.seconds(self.index, modeled[self.index]) < limit
+        )
+        if is_faster:
+            self._selected, self._pause = self.index, SHORTEST_PAUSE
+        else:
+            self._pause = min(2 * self._pause, LONGEST_PAUSE)
+        self.index, self._left = self._selected, self._pause

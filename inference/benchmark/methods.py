@@ -5,8 +5,7 @@ from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import torch
 
-from inference.autotune.auto_threads import AutoThreads
-from inference.autotune.online import AutoTree
+from inference.autotune.policy import AutoTree
 from inference.benchmark.samples import Arrival, Continuation, Decoded
 from inference.decoder import SpeculativeDecoder
 from inference.drafters.combined.drafter import CombinedDrafter
@@ -96,7 +95,7 @@ class OwnDecoding:
     def start(self, prompts: list[list[int]], sampling: SamplingOptions, seed: int) -> DecodeRun:
         """Return a decoding run that has not started yet."""
         own_seed: int | None = seed
-        if isinstance(self.decoder.policy, AutoTree | AutoThreads):
+        if isinstance(self.decoder.policy, AutoTree):
             # With an explicit seed, neither the trees nor the number of threads would change.
             torch.manual_seed(seed)
             own_seed = None

@@ -6,7 +6,7 @@ from typing import Any, Literal, NamedTuple
 import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from inference.autotune.search import trees_of_size
+from inference.autotune.setup import trees_of_size
 from inference.autotune.threads import Threads, choose_threads, contending_threads
 from inference.benchmark.method_names import (
     AUTOREGRESSIVE,

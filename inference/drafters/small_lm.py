@@ -133,7 +133,7 @@ class SmallLMSession(DraftSession):
     def propose(self, budget: Budget, random: StepRandom) -> DraftTree:
         self.step_id += 1
         base_length = torch.tensor(self.lengths, device=self.drafter.model.device)
-        shape = _within(self.drafter.shapes[0] if budget.deterministic else self.shape, budget)
+        shape = _within(self.shape, budget)
         # A token at the model's last position can still be read, to predict the token after it.
         room = self.drafter.model.spec.max_position - min(self.lengths)
         if shape is None or room < 1:

@@ -90,10 +90,7 @@ def _width(shape: TreeShape) -> tuple[int, int, int]:
 
 
 class TreePlan(Settings):
-    """The tree shapes of greedy decoding and of sampling.
-
-    When tokens are sampled, `tree="auto"` also tries the deterministic trees of greedy decoding.
-    """
+    """The tree shapes of greedy decoding and of sampling."""
 
     greedy: TreeShape = TreeShape()
     sampling: TreeShape = TreeShape(children=2, breadth=2, sampled=True)

@@ -13,7 +13,7 @@ from helpers.models import tiny_drafter, tiny_llama
 
 from inference import SpeculativeDecoder
 from inference.autotune.costs import Costs
-from inference.autotune.online import AutoTree
+from inference.autotune.policy import AutoTree
 from inference.drafters.aded.drafter import AdedDrafter, AdedSettings
 from inference.drafters.combined.drafter import CombinedDrafter
 from inference.drafters.lookup import LookupDrafter

@@ -219,8 +219,7 @@ class TrainedSession(DeviceSession):
         assert self.root is not None, "advance before propose"
         self.step_id += 1
         base_length = self.base_length
-        shape = self.drafter.plan.greedy if budget.deterministic else self.shape
-        cut = shape.within(budget)
+        cut = self.shape.within(budget)
         if cut is None:
             return DraftTree.empty(base_length, self.step_id)
         builder = TreeBuilder(cut, self.sampling, random)

@@ -1,5 +1,7 @@
 """Costs of trees and batches of any size follow from those that were timed."""
 
+from pathlib import Path
+
 import pytest
 from helpers.models import tiny_drafter, tiny_llama
 from helpers.variants import VARIANTS
@@ -36,3 +38,12 @@ def test_a_drafter_that_has_one_pass_is_timed_with_one_pass(name: str, passes: i
     assert set(costs.draft) == set(range(1, passes + 1))
     assert all(seconds > 0 for seconds in (*costs.verify.values(), *costs.draft.values()))
     assert costs.read >= 0
+
+
+def test_each_target_is_timed_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("inference.autotune.costs.user_cache_path", lambda _: tmp_path / "new")
+    usual, other = TargetAdapter(tiny_llama()), TargetAdapter(tiny_llama(hidden_size=16))
+    first, different, again = (costs_with(target, None) for target in (usual, other, usual))
+    assert first == again != different
+    usual.fuse()  # steps take another time
+    assert costs_with(usual, None) != first

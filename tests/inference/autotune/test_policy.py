@@ -5,10 +5,9 @@ import torch
 from helpers.models import tiny_drafter, tiny_llama
 from helpers.tables import no_processors
 
-from inference.autotune.arms import tree_arms
 from inference.autotune.costs import Costs
-from inference.autotune.online import AutoTree, ReproducibleTree
-from inference.autotune.policy import fixed_policy, policy_for
+from inference.autotune.policy import AutoTree, ReproducibleTree, fixed_policy, policy_for
+from inference.autotune.trees import StepCosts, TreeLearner, tree_arms
 from inference.drafters.combined.drafter import CombinedDrafter
 from inference.drafters.lookup import LookupDrafter
 from inference.drafters.small_lm import SmallLMDrafter
@@ -30,7 +29,7 @@ def test_only_automatic_trees_are_chosen_by_costs() -> None:
     automatic = policy_for(target, drafter, "auto", 1)
     assert isinstance(automatic, AutoTree)
     assert automatic.trees == Budget(drafter.max_nodes, drafter.max_depth)
-    assert not automatic.costs.draft
+    assert not automatic.costs_by_threads[None].draft
 
 
 def test_the_costs_of_a_trained_drafter_include_drafting() -> None:
@@ -39,7 +38,7 @@ def test_the_costs_of_a_trained_drafter_include_drafting() -> None:
     automatic = policy_for(target, drafter, "auto", None)
     assert isinstance(automatic, AutoTree)
     assert automatic.trees == drafter.plan
-    assert automatic.costs.draft
+    assert automatic.costs_by_threads[None].draft
     budget = automatic.reproducible().new_run(no_processors(), 1).next_budget(RunProgress())
     assert budget is None or budget.num_nodes <= drafter.max_nodes
 
@@ -50,20 +49,21 @@ def test_the_costs_of_a_small_language_model_include_its_passes() -> None:
     automatic = policy_for(target, small, "auto", None)
     assert isinstance(automatic, AutoTree)
     assert automatic.trees == small.plan
-    assert sorted(automatic.costs.draft) == [1, 2, 3]
+    assert sorted(automatic.costs_by_threads[None].draft) == [1, 2, 3]
+    costs = automatic.costs_by_threads[None]
     for do_sample in (False, True):
-        arms = tree_arms(small.plan, no_processors(do_sample=do_sample), automatic.costs)
+        arms = tree_arms(small.plan, no_processors(do_sample=do_sample), costs)
         for arm in arms:
             assert arm.shape is not None
-            assert arm.seconds > automatic.costs.verify_seconds(arm.shape.max_nodes)
+            assert arm.seconds(costs) > costs.verify_seconds(arm.shape.max_nodes)
         assert max(arm.shape.max_nodes for arm in arms if arm.shape) == small.max_nodes
     lanes = fixed_policy(automatic, 2)
     assert isinstance(lanes, ReproducibleTree)
-    assert lanes._auto.costs.draft
+    assert lanes._auto.costs_by_threads[None].draft
     pair = CombinedDrafter(small, LookupDrafter())
     together = policy_for(target, pair, "auto", None)
     assert isinstance(together, AutoTree)
-    assert set(together.costs.draft) == set(automatic.costs.draft)
+    assert set(together.costs_by_threads[None].draft) == set(automatic.costs_by_threads[None].draft)
     assert pair.cascades is not None
 
 
@@ -75,11 +75,11 @@ def test_the_tree_size_for_a_full_batch_is_chosen_by_the_costs_of_that_batch() -
     fixed = fixed_policy(automatic, 4)
     assert isinstance(fixed, ReproducibleTree)
     assert fixed._auto.trees == automatic.trees
-    costs = automatic.costs.of_batch(4)
+    costs = automatic.costs_by_threads[None].of_batch(4)
     arms = tree_arms(automatic.trees, no_processors(), costs)
     budget = fixed.new_run(no_processors(), 1).next_budget(RunProgress())
-    best = max(arms, key=lambda arm: arm.assumed_tau / arm.seconds)
-    assert budget in (None, best.budget)
+    best, gain = TreeLearner(arms).best(StepCosts(costs, arms))
+    assert budget == (best.budget if gain > 0 else None)
     always = policy_for(target, drafter, "fixed", None)
     assert fixed_policy(always, 4) is always
 
@@ -93,7 +93,7 @@ def test_the_number_of_threads_may_change_only_where_bits_may(
     def numbers(threads: int | None, *, may_change: bool = True) -> set[int]:
         policy = policy_for(target, LookupDrafter(), "auto", threads, adapts=may_change)
         assert isinstance(policy, AutoTree)
-        return set(policy.other_threads)
+        return {number for number in policy.costs_by_threads if number is not None}
 
     assert numbers(2) == {1}
     assert numbers(1) == {2}
@@ -125,3 +125,15 @@ def test_trees_of_seeded_requests_do_not_depend_on_the_chosen_number_of_threads(
         run = policy.reproducible().new_run(no_processors(), 1)
         chosen.append((policy.seeded_costs, run.next_budget(RunProgress())))
     assert chosen == [chosen[0]] * 4
+
+
+def test_servers_and_samples_with_a_seed_keep_the_number_of_threads(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("torch.get_num_threads", lambda: 2)
+    policy = policy_for(TargetAdapter(tiny_llama()), None, "auto", 2, adapts=True)
+    assert isinstance(policy, AutoTree)
+    assert list(policy.costs_by_threads) == [None, 1]
+    for fixed in (policy.reproducible(), fixed_policy(policy, 4)):
+        assert isinstance(fixed, AlwaysDraft)
+        assert fixed.budget is fixed.threads is None

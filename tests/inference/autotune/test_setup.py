@@ -3,13 +3,24 @@
 from typing import Any
 
 import pytest
+import torch
 from helpers.models import tiny_drafter, tiny_llama
 
-from inference.autotune.setup import refuse_unusable, set_up_drafter, set_up_target
+from inference.autotune.setup import (
+    largest_trees,
+    refuse_unusable,
+    set_up_drafter,
+    set_up_target,
+    trees_of_size,
+)
+from inference.decoder import SpeculativeDecoder
 from inference.drafters.trained.drafter import TrainedDrafter
 from inference.trees.shape import TreePlan, TreeShape
+from jakiro.drafter import JakiroDrafter
+from jakiro.drafter_settings import DrafterSettings
 from jakiro.errors import ConfigError, TargetMismatch
 from jakiro.target.adapter import TargetAdapter
+from jakiro.utils.settings import validate_settings
 
 
 @pytest.mark.parametrize("wrong", [{"threads": 0}, {"tree": "auto2"}])
@@ -58,3 +69,69 @@ def test_a_trained_drafter_gets_its_target_and_trees() -> None:
     assert isinstance(drafter, TrainedDrafter)
     assert drafter.target is target
     assert drafter.plan == TreePlan.of(shape)
+
+
+def _drafter(autoregressive: int, parallel: int) -> JakiroDrafter:
+    schedule = {"autoregressive_levels": autoregressive, "parallel_levels": parallel}
+    values = {
+        "trunk": {"kind": "hybrid", "num_heads": 2, "num_kv_heads": 1, "head_dim": 16},
+        "memory": {"num_heads": 2, "head_dim": 8, "mlp_width": 16},
+        "experts": {"intermediate_size": 16},
+        "schedule": schedule,
+    }
+    settings = validate_settings(DrafterSettings, values, source="the test")
+    return tiny_drafter(TargetAdapter(tiny_llama()), settings)
+
+
+def test_trees_of_eight_candidates_are_those_of_the_published_figures() -> None:
+    plan = trees_of_size(_drafter(2, 1), 8)
+    levels = {"autoregressive_levels": 2, "parallel_levels": 1, "num_nodes": 8}
+    assert plan.greedy == TreeShape(**levels, children=4, breadth=3)
+    assert plan.sampling == TreeShape(**levels, children=2, breadth=1, sampled=True)
+
+
+def test_sixty_candidates_are_selected_from_levels_of_ten_times_ten() -> None:
+    greedy = trees_of_size(_drafter(2, 1), 60).greedy
+    assert (greedy.children, greedy.breadth, greedy.max_nodes) == (10, 10, 60)
+    assert greedy.level_sizes == [10, 100, 100]
+
+
+@pytest.mark.parametrize(
+    ("levels", "num_nodes"), [((1, 0), 8), ((2, 0), 9), ((2, 1), 1), ((2, 1), 60), ((5, 1), 5)]
+)
+def test_deterministic_trees_are_full_and_sampled_trees_fit_uncut(
+    levels: tuple[int, int], num_nodes: int
+) -> None:
+    plan = trees_of_size(_drafter(*levels), num_nodes)
+    if sum(levels) > 1:  # a single level has only the root's children
+        assert plan.greedy.max_nodes == num_nodes
+        assert plan.sampling.max_nodes > num_nodes / 3
+    assert sum(plan.sampling.level_sizes) == plan.sampling.max_nodes <= num_nodes
+    assert plan.sampling.depth == plan.greedy.depth == min(sum(levels), num_nodes)
+    larger = trees_of_size(_drafter(*levels), num_nodes + 1)
+    assert larger.sampling.max_nodes >= plan.sampling.max_nodes
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_trees_of_sixty_are_drafted_and_verified(temperature: float) -> None:
+    model = tiny_llama(vocab=61)
+    drafter = tiny_drafter(TargetAdapter(model))
+    plan = trees_of_size(drafter, 60)
+    decoder = SpeculativeDecoder(model, drafter, tree=plan)
+    ids = torch.arange(5).tolist()
+    output = decoder.generate(ids, temperature=temperature, seed=0, max_new_tokens=20)
+    assert len(output.new_token_ids) == 20
+    if not temperature:
+        expected = SpeculativeDecoder(model).generate(ids, temperature=0.0, max_new_tokens=20)
+        assert output.new_token_ids == expected.new_token_ids
+    shape = plan.sampling if temperature else plan.greedy
+    proposed = sum(output.stats.proposed_by_proposer.values())
+    full_steps = output.stats.target_forwards - 2  # the last steps may have had less space
+    assert proposed >= full_steps * shape.max_nodes
+
+
+@pytest.mark.parametrize(("levels", "passes"), [((4, 0), 4), ((2, 1), 3), ((6, 2), 6)])
+def test_automatic_trees_are_as_deep_as_in_training(levels: tuple[int, int], passes: int) -> None:
+    plan = largest_trees(_drafter(*levels))
+    assert {shape.autoregressive_levels for shape in plan.shapes} == {passes}
+    assert {shape.parallel_levels for shape in plan.shapes} == {levels[1]}

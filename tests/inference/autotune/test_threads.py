@@ -1,14 +1,27 @@
-"""The number of threads that steps are timed with changes neither texts nor the process."""
+"""The fastest number of threads is used, while the load changes, too, and changes no token."""
+
+from typing import Any
 
 import pytest
 import torch
+from helpers.losslessness import greedy_by_transformers
 from helpers.models import tiny_llama
+from helpers.tables import no_processors
 
 from inference import SpeculativeDecoder
 from inference.autotune import threads
-from inference.autotune.costs import NODE_COUNTS, costs_with
-from inference.autotune.threads import choose_threads, contending_threads
+from inference.autotune.costs import NODE_COUNTS, Costs, costs_with
+from inference.autotune.policy import AutoTree
+from inference.autotune.threads import (
+    LONGEST_PAUSE,
+    TRIAL,
+    ThreadSwitch,
+    choose_threads,
+    contending_threads,
+)
 from inference.drafters.lookup import LookupDrafter
+from inference.engine.policy import RunProgress
+from inference.protocol import Budget
 from jakiro.target.adapter import TargetAdapter
 
 
@@ -48,3 +61,70 @@ def test_the_choice_changes_neither_the_text_nor_the_threads_of_the_process() ->
         decoder = SpeculativeDecoder(model, LookupDrafter(), threads=number, tree="fixed")
         assert decoder.generate(prompt, max_new_tokens=30).new_token_ids == expected
         assert torch.get_num_threads() == before
+
+
+def _used(switch: ThreadSwitch, count: int, *seconds: float) -> list[int]:
+    """Return the index that each of the next steps uses, if steps take so long with each."""
+    used = []
+    for _ in range(count):
+        used.append(switch.index)
+        switch.learn(switch.index, [1.0, 1.5], seconds[switch.index])
+    return used
+
+
+def test_a_number_of_threads_is_tried_only_where_it_may_be_faster() -> None:
+    switch = ThreadSwitch([None, 1])
+    assert not any(_used(switch, LONGEST_PAUSE, 1.0, 1.5))
+    # Two threads are as slow as one, so trials become ever rarer.
+    used = _used(switch, 4 * LONGEST_PAUSE, 1.8, 1.7)
+    assert TRIAL <= sum(used) <= 0.02 * len(used)
+
+
+def test_the_number_of_threads_follows_the_load_of_the_machine() -> None:
+    switch = ThreadSwitch([None, 1])
+    _used(switch, 300, 1.0, 1.5)
+    assert all(_used(switch, 80, 4.0, 1.8)[40:])
+    assert not any(_used(switch, 400, 1.0, 1.5)[-100:])
+
+
+def test_a_step_that_was_interrupted_is_no_change_of_load() -> None:
+    switch = ThreadSwitch([None, 1])
+    for seconds in (1.0, 9.0, 1.0, 1.0):
+        switch.learn(0, [1.0, 1.5], seconds)
+    assert switch.seconds(0, 1.0) < 1.3
+
+
+@pytest.mark.parametrize("drafter", [None, LookupDrafter()], ids=["no drafter", "lookup"])
+def test_a_changing_number_of_threads_changes_no_token(
+    drafter: LookupDrafter | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(threads, "SHORTEST_PAUSE", 4)
+    before, used = torch.get_num_threads(), []
+    model = tiny_llama(vocab=11)
+    decoder = SpeculativeDecoder(model, drafter)
+    # Steps take longer than modeled, so another number may always be faster.
+    costs, other = Costs(verify={0: 1e-6}, draft={}), Costs(verify={0: 1e-9}, draft={})
+    trees = None if drafter is None else Budget(8)
+    decoder.policy = AutoTree(trees, costs, other_threads={before + 1: other})
+    forward = decoder.target.forward
+
+    def noted(*inputs: Any) -> object:
+        used.append(torch.get_num_threads())
+        return forward(*inputs)
+
+    monkeypatch.setattr(decoder.target, "forward", noted)
+    output = decoder.generate([1, 2, 3], max_new_tokens=60, temperature=0)
+    assert output.sequences[0].tolist() == greedy_by_transformers(model, [1, 2, 3], 60)
+    assert {before, before + 1} == set(used)
+    assert torch.get_num_threads() == before
+    used.clear()
+    decoder.generate([1, 2, 3], max_new_tokens=60, temperature=0.8, seed=1)
+    assert set(used) == {before}  # with a seed, everything stays as selected at the start
+
+
+def test_the_time_of_a_step_without_drafts_is_estimated_from_the_load() -> None:
+    run = AutoTree(None, Costs(verify={0: 0.02}, draft={})).new_run(no_processors(), 1)
+    for _ in range(30):
+        assert run.next_budget(RunProgress()) is None
+        run.learn([], [], 0.06, None)
+    assert run.autoregressive_seconds == pytest.approx(0.06, rel=0.05)

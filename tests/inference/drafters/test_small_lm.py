@@ -117,15 +117,6 @@ def test_sampled_trees_keep_the_target_distribution_exactly() -> None:
     assert two_step_error(Tables(3, 1, seed=4), shape, no_processors()) < 1e-9
 
 
-def test_a_budget_can_ask_for_deterministic_trees_while_tokens_are_sampled() -> None:
-    drafter, tokens = _drafter(tiny_llama(vocab=31)), [1, 2, 3, 4, 5]
-    budget = Budget(6, 2, deterministic=True)
-    tree = _proposed(drafter, tokens, no_processors(), budget)
-    assert set(tree.kind.flatten().tolist()) == {CandidateKind.DETERMINISTIC}
-    expected = _proposed(drafter, tokens, GREEDY, Budget(6, 2))
-    assert torch.equal(tree.token_ids, expected.token_ids)
-
-
 def test_draft_probs_are_processed_like_those_of_the_target() -> None:
     model = tiny_llama(vocab=31)
     small = _small(model)

@@ -132,17 +132,18 @@ class _Turns(AlwaysDraft):
         return next(self.turns)
 
 
-def test_sampled_and_deterministic_trees_may_take_turns() -> None:
+@pytest.mark.parametrize("do_sample", [False, True])
+def test_trees_of_several_sizes_may_take_turns(do_sample: bool) -> None:
     prompts = PROMPTS[:3]
     target = TargetAdapter(tiny_llama())
     plan = TreePlan(greedy=TREES["deterministic"], sampling=TREES["sampled"])
     drafter = TrainedDrafter(tiny_drafter(target), target, plan)
-    both = [Budget(count, levels) for count, levels in ((6, 2), (1, 1), (6, 1))]
-    others = [budget._replace(deterministic=True) for budget in both]
-    budgets = [each for pair in zip(both, others, strict=True) for each in pair]
-    one, other = (_requests(target, prompts, max_new_tokens=40, do_sample=True) for _ in range(2))
-    expected = DecodeRun(target, drafter, one, policy=_Turns([*budgets, None])).finish()
-    policy = _Turns([*budgets, None])
+    budgets = [Budget(6, 2), Budget(1, 1), Budget(6, 1), None]
+    one, other = (
+        _requests(target, prompts, max_new_tokens=40, do_sample=do_sample) for _ in range(2)
+    )
+    expected = DecodeRun(target, drafter, one, policy=_Turns(budgets)).finish()
+    policy = _Turns(budgets)
     _assert_same(
         expected,
         DecodeRun(target, drafter, other, policy=policy, pipelines=PipelinePool()).finish(),

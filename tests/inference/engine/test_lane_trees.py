@@ -9,7 +9,7 @@ from transformers import LogitsProcessorList
 
 from inference import SpeculativeDecoder
 from inference.autotune.costs import Costs
-from inference.autotune.online import AutoTree, LaneTrees
+from inference.autotune.policy import AutoTree, LaneTrees
 from inference.drafters.lookup import LookupDrafter, LookupSettings
 from inference.engine.context import Context
 from inference.engine.lane import Lane

@@ -15,7 +15,7 @@ from transformers import PreTrainedModel
 
 from inference import SpeculativeDecoder
 from inference.autotune.costs import costs_with
-from inference.autotune.online import AutoTree
+from inference.autotune.policy import AutoTree
 from inference.conversation import Conversation
 from inference.engine import context
 from inference.outputs import GenerateOutput

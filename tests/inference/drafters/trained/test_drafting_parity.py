@@ -11,18 +11,17 @@ from helpers.drafting import (
     prefilled,
 )
 from helpers.models import tiny_drafter, tiny_llama, tiny_settings
-from helpers.tables import no_processors
 from helpers.variants import BRANCH, FEEDBACK, GRID, HYBRID, NO_FIRST, VARIANTS
 from torch import Tensor
 
-from inference.draft_tree import CandidateKind, DraftTree
+from inference.draft_tree import DraftTree
 from inference.drafters.trained.drafter import TrainedDrafter, TrainedSession
 from inference.engine.context import Context
 from inference.engine.loop import DecodeRun
 from inference.generation.preparation import prepare_requests
 from inference.protocol import Budget
 from inference.sampling.random_numbers import StepRandom
-from inference.trees.shape import TreePlan, TreeShape
+from inference.trees.shape import TreeShape
 from jakiro.drafter_settings import DrafterSettings
 from jakiro.target.adapter import TargetAdapter
 from jakiro.target.step import chain_step
@@ -236,19 +235,3 @@ def test_advancing_twice_changes_nothing_and_a_gap_is_refused() -> None:
     assert torch.equal(session.propose(Budget(8), StepRandom()).token_ids, before.token_ids)
     with pytest.raises(ValueError, match="session ends at"):
         session.advance(committed(tokens, 9, 11, memory))
-
-
-@torch.no_grad()
-def test_a_budget_can_ask_for_deterministic_trees_while_tokens_are_sampled() -> None:
-    target = TargetAdapter(tiny_llama())
-    drafter = TrainedDrafter(tiny_drafter(target), target, TreePlan())
-    tokens = torch.randint(0, 61, (1, 12))
-    greedy, _ = prefilled(drafter, tokens, 8)
-    session, _ = prefilled(drafter, tokens, 8, no_processors())
-    budget, others = Budget(6, 2), Budget(6, 2, deterministic=True)
-    for asked, kind in ((budget, CandidateKind.SAMPLED), (others, CandidateKind.DETERMINISTIC)):
-        tree = session.propose(asked, StepRandom([(5,)]))
-        assert set(tree.kind.flatten().tolist()) == {kind}
-    expected = greedy.propose(budget, StepRandom())
-    assert torch.equal(tree.token_ids, expected.token_ids)
-    assert torch.equal(tree.score, expected.score)

@@ -10,7 +10,7 @@ from transformers import LlamaForCausalLM
 
 from inference import SpeculativeDecoder
 from inference.autotune.costs import Costs
-from inference.autotune.online import AutoTree, ReproducibleTree
+from inference.autotune.policy import AutoTree, ReproducibleTree
 from inference.drafters.aded.drafter import AdedDrafter
 from inference.engine.lane import Lane
 from inference.protocol import Budget
