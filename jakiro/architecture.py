@@ -4,13 +4,11 @@ from typing import Any
 
 from jakiro.config import JakiroConfig, state_sources, state_widths
 from jakiro.experts import MixtureOfExperts
-from jakiro.levels.branch import LevelHeads
-from jakiro.levels.masks import LevelMasks
-from jakiro.levels.transfer import HiddenTransfer
+from jakiro.levels import HiddenTransfer, LevelHeads, LevelMasks
 from jakiro.target.cache import StateSource
 from jakiro.utils.rope import rope_frequencies
 from moa.rotary import Rotary
-from moa.trigram import NUM_EARLIER
+from moa.trunk import NUM_EARLIER
 
 
 def trunk_arguments(config: JakiroConfig) -> dict[str, Any]:

@@ -1,6 +1,5 @@
 """A drafter's settings and the record of its target, as a Hugging Face config."""
 
-from collections.abc import Sequence
 from typing import Any
 
 from transformers import PreTrainedConfig
@@ -123,15 +122,33 @@ def state_widths(source: StateSource, target: TargetRecord) -> list[int]:
 
 
 def _check_sources(settings: DrafterSettings, target: TargetRecord) -> None:
-    sources = state_sources(settings, target)
-    named = {"memory.layers": sources.memory, "trunk.fusion_layers": sources.features}
-    for name, source in named.items():
-        if source is not None:
-            check_source(name, source, target)
-    if sources.memory is not None and settings.memory.common_width is None:
-        check_widths(state_widths(sources.memory, target))
-    if settings.trunk.attends_memory and not settings.memory.rotated:
-        check_rotation(target)
+    """Raise an error unless the target has the states that are read, in the same width."""
+    memory, features = state_sources(settings, target)
+    for name, source in (("memory.layers", memory), ("trunk.fusion_layers", features)):
+        if source is None:
+            continue
+        count = len(target.kv_widths) if source.kind == "kv" else target.num_hidden_states or 0
+        if not source.layers or any(not 0 <= layer < count for layer in source.layers):
+            raise ConfigError(
+                f"drafter.{name} is empty or names layers that the target does not have",
+                expected=f"one or more indices from 0 to {count - 1}",
+                got=list(source.layers),
+            )
+    widths = set() if memory is None else set(state_widths(memory, target))
+    if len(widths) > 1 and settings.memory.common_width is None:
+        raise ConfigError(
+            "the target's layers differ in the width of their keys and values",
+            got=sorted(widths),
+            remedy="set drafter.memory.common_width, or choose drafter.memory.layers that all have "
+            "the same width",
+        )
+    if memory is not None and not settings.memory.rotated and target.key_rotation is None:
+        raise ConfigError(
+            "the rotation of the target's keys cannot be undone",
+            expected="a target that rotates whole keys of all layers in the same way",
+            got=target.name_or_path,
+            remedy="set drafter.memory.rotated=true",
+        )
 
 
 def _check_sizes(settings: DrafterSettings, target: TargetRecord) -> None:
@@ -148,38 +165,4 @@ def _check_sizes(settings: DrafterSettings, target: TargetRecord) -> None:
             expected=f"at most {target.vocab_size}",
             got=size,
             remedy="lower this setting, or leave it out so that all tokens may be drafted",
-        )
-
-
-def check_source(name: str, source: StateSource, target: TargetRecord) -> None:
-    """Raise an error unless the target has all layers that are read."""
-    count = len(target.kv_widths) if source.kind == "kv" else target.num_hidden_states or 0
-    if not source.layers or any(not 0 <= layer < count for layer in source.layers):
-        raise ConfigError(
-            f"drafter.{name} is empty or names layers that the target does not have",
-            expected=f"one or more indices from 0 to {count - 1}",
-            got=list(source.layers),
-        )
-
-
-def check_widths(widths: Sequence[int]) -> None:
-    """Raise an error unless the states of all layers that are read have the same width."""
-    if len(found := set(widths)) > 1:
-        raise ConfigError(
-            "the target's layers differ in the width of their keys and values",
-            expected="memory layers of the same width, or a common width to project them to",
-            got=sorted(found),
-            remedy="set drafter.memory.common_width, or choose drafter.memory.layers that all have "
-            "the same width",
-        )
-
-
-def check_rotation(target: TargetRecord) -> None:
-    """Raise an error unless the rotation of the target's keys is known."""
-    if target.key_rotation is None:
-        raise ConfigError(
-            "the rotation of the target's keys cannot be undone",
-            expected="a target that rotates whole keys of all layers in the same way",
-            got=target.name_or_path,
-            remedy="set drafter.memory.rotated=true",
         )

@@ -5,8 +5,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from jakiro.target.ends import TargetEnds
-from jakiro.target.weight_copies import version_of
-from jakiro.target.weight_forms import Product, WeightForm, allows_form, product_with
+from jakiro.target.weights import CONVERT, Product, WeightForm, allows_form, version_of
 
 
 class DraftHead:
@@ -109,4 +108,4 @@ class DraftHead:
             self.token_ids = self.token_ids.to(weight.device)
             weight, bias = weight[self.token_ids], None if bias is None else bias[self.token_ids]
         form = self.form if allows_form(head, self.form) else "own"
-        return product_with(weight, bias, form)
+        return CONVERT[form](weight, bias)

@@ -6,11 +6,8 @@ from typing import Any, cast
 
 import torch
 from jaxtyping import Bool, Float, Int
-from safetensors import safe_open
 from torch import Tensor
 from transformers import PreTrainedModel
-from transformers.utils import SAFE_WEIGHTS_NAME
-from transformers.utils.hub import cached_file
 
 from jakiro.architecture import (
     encoder_arguments,
@@ -28,7 +25,7 @@ from jakiro.errors import CheckpointError, JakiroError
 from jakiro.experts import ExpertsOutput
 from jakiro.target.cache import TargetState
 from jakiro.target.ends import TargetEnds
-from jakiro.target.weight_forms import WeightForm
+from jakiro.target.weights import WeightForm
 from jakiro.utils.fetch import KNOWN_MODELS
 from jakiro.utils.gguf import find_gguf
 from jakiro.utils.hub import hub_options
@@ -188,7 +185,6 @@ class JakiroDrafter(PreTrainedModel):
         kwargs = hub_options(path) | kwargs
         try:
             _refuse_other_model(path, kwargs)
-            _check_dtypes(path, kwargs)
             loaded: Any = super().from_pretrained(str(path), **kwargs)
         except JakiroError:
             raise
@@ -227,26 +223,6 @@ def _refuse_other_model(path: str | Path, load: dict[str, Any]) -> None:
     )
 
 
-def _check_dtypes(path: str | Path, load: dict[str, Any]) -> None:
-    """Raise an error if weights are integers, which transformers would convert silently."""
-    hub = {name: load[name] for name in _HUB_ARGUMENTS if name in load}
-    file = cached_file(
-        str(path), SAFE_WEIGHTS_NAME, _raise_exceptions_for_missing_entries=False, **hub
-    )
-    if file is None:  # an error follows, or the weights are in several files
-        return
-    with safe_open(file, "pt") as weights:
-        dtypes = {name: weights.get_slice(name).get_dtype() for name in weights.keys()}  # noqa: SIM118
-    wrong = {name: own for name, own in dtypes.items() if "F" not in own and name != "draft_ids"}
-    if wrong:
-        name, dtype = next(iter(wrong.items()))
-        raise CheckpointError(
-            f"the drafter in {path} has weights that are no floating-point numbers",
-            got=f"{name} of dtype {dtype}",
-            remedy="save the drafter again in float32 or bfloat16",
-        )
-
-
 def _check_ids(drafter: JakiroDrafter, path: str | Path) -> None:
     """Raise an error unless `draft_ids` is None or holds ascending ids of the vocabulary."""
     ids, limit = drafter.draft_ids, drafter.config.target_record.vocab_size
@@ -278,10 +254,10 @@ def _check_report(report: dict[str, Any], path: str | Path) -> None:
         kind: sorted(map(str, report.get(kind) or ()))
         for kind in ("missing_keys", "unexpected_keys", "mismatched_keys", "error_msgs")
     }
-    if found := {kind: keys for kind, keys in problems.items() if keys}:
+    if problems := {kind: keys for kind, keys in problems.items() if keys}:
         raise CheckpointError(
             f"the weights of the drafter in {path} do not match its config",
             expected="exactly the parameters that the config describes",
-            got="; ".join(f"{kind}: {', '.join(keys[:4])}" for kind, keys in found.items()),
+            got="; ".join(f"{kind}: {', '.join(keys[:4])}" for kind, keys in problems.items()),
             remedy="use the weights together with the config that they were saved with",
         )

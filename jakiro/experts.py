@@ -102,7 +102,7 @@ class MixtureOfExperts(nn.Module):
         self.combine = combine
         contrast = contrastive_head and self.num_active > 1 and num_parallel > 0
         self.published_contrast = contrast and combine == "sum"
-        own_levels = num_parallel - int(self.published_contrast)
+        separate_levels = num_parallel - int(self.published_contrast)
         self.norm = RMSNorm(hidden, eps=norm_eps)
         self.router = nn.Linear(hidden, num_experts * (1 + self.published_contrast), bias=False)
         # If only some experts run, each has its own matrices, so that those of others are not read.
@@ -113,10 +113,12 @@ class MixtureOfExperts(nn.Module):
         )
         self.down = _stacked(num_experts, intermediate_size, hidden)
         self.level_down = (
-            _stacked(own_levels, num_experts, intermediate_size, hidden) if own_levels else None
+            _stacked(separate_levels, num_experts, intermediate_size, hidden)
+            if separate_levels
+            else None
         )
         self.beta = (
-            nn.Parameter(torch.zeros(own_levels))
+            nn.Parameter(torch.zeros(separate_levels))
             if contrast and not self.published_contrast
             else None
         )
@@ -132,15 +134,15 @@ class MixtureOfExperts(nn.Module):
         chosen: Tensor | None = None
         if self.is_sparse:
             chosen = gate.topk(self.num_active, dim=-1).indices
-            outputs, own = self._of_chosen(normed, gate, chosen)
+            outputs, separate = self._of_chosen(normed, gate, chosen)
             scores = _picked(scores, chosen, self.num_experts)
             weights = scores[..., : self.num_active].softmax(dim=-1)
         else:
             inner = self._inner(normed)
             outputs = expert_products(inner, self.down)
-            own = self._own_levels(inner, outputs)
+            separate = self._separate_levels(inner, outputs)
         combined = self._mixture if self.combine == "mixture" else self._sum
-        features, log_weights = combined(trunk, outputs, own, scores, weights)
+        features, log_weights = combined(trunk, outputs, separate, scores, weights)
         if self.output_norm is not None:
             features = self.output_norm(features)
         return ExpertsOutput(features, log_weights, gate, chosen=chosen)
@@ -164,38 +166,38 @@ class MixtureOfExperts(nn.Module):
             inner = inner * (weight / weight.detach())
         outputs = slots.multiply(inner, self.down).unflatten(0, chosen.shape)
         downs = () if self.level_down is None else self.level_down.unbind()
-        own = [slots.multiply(inner, down).unflatten(0, chosen.shape) for down in downs]
+        levels = [slots.multiply(inner, down).unflatten(0, chosen.shape) for down in downs]
         none = outputs.new_zeros((*outputs.shape[:-2], 0, *outputs.shape[-2:]))
-        return outputs, torch.stack(own, dim=-3) if own else none
+        return outputs, torch.stack(levels, dim=-3) if levels else none
 
     def _inner(self, normed: Tensor) -> Tensor:
         assert isinstance(self.gate_up, nn.Module)
         gate, up = self.gate_up(normed).unflatten(-1, (self.num_experts, 2, -1)).unbind(-2)
         return silu(gate) * up
 
-    def _own_levels(self, inner: Tensor, outputs: Tensor) -> Tensor:
+    def _separate_levels(self, inner: Tensor, outputs: Tensor) -> Tensor:
         """Return `D'_e h_e`: the experts' outputs for the levels with separate down-projections."""
         if self.level_down is None:
             return outputs.new_zeros((*outputs.shape[:-2], 0, *outputs.shape[-2:]))
         return expert_products(inner, self.level_down)
 
     def _sum(
-        self, trunk: Tensor, outputs: Tensor, own: Tensor, scores: Tensor, gate: Tensor
+        self, trunk: Tensor, outputs: Tensor, separate: Tensor, scores: Tensor, gate: Tensor
     ) -> tuple[Tensor, Tensor]:
         levels = [torch.einsum("...e,...eh->...h", gate, outputs)]
         if self.published_contrast:
             levels.append(_top_against_rest(scores[..., self.num_active :].softmax(-1), outputs))
-        levels += torch.einsum("...e,...peh->...ph", gate, own).unbind(-2)
+        levels += torch.einsum("...e,...peh->...ph", gate, separate).unbind(-2)
         features = trunk.unsqueeze(-2) + torch.stack(levels, dim=-2)
         return features.unsqueeze(-2), torch.zeros_like(scores[..., :1])
 
     def _mixture(
-        self, trunk: Tensor, outputs: Tensor, own: Tensor, scores: Tensor, gate: Tensor
+        self, trunk: Tensor, outputs: Tensor, separate: Tensor, scores: Tensor, gate: Tensor
     ) -> tuple[Tensor, Tensor]:
         if self.beta is not None:
             others = (outputs.sum(-2, keepdim=True) - outputs) / (self.num_active - 1)
-            own = own + self.beta[:, None, None] * (outputs - others).unsqueeze(-3)
-        stacked = torch.cat((outputs.unsqueeze(-3), own), dim=-3)
+            separate = separate + self.beta[:, None, None] * (outputs - others).unsqueeze(-3)
+        stacked = torch.cat((outputs.unsqueeze(-3), separate), dim=-3)
         features = trunk[..., None, None, :] + stacked
         return features, scores.log_softmax(dim=-1)
 

@@ -6,6 +6,7 @@ from typing import NamedTuple
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
+from torch.nn.functional import silu
 
 from moa import AttentionBias, InputKind, Residual, TokenInput
 from moa.attention import (
@@ -19,9 +20,9 @@ from moa.attention import (
 from moa.feed_forward import FeedForward
 from moa.norm import RMSNorm
 from moa.rotary import Rotary
-from moa.trigram import TrigramInput
 
 Vectors = Float[Tensor, "batch queries hidden"]
+NUM_EARLIER = 2  # number of tokens before its own that a trigram contains
 
 
 class FeatureInput(nn.Module):
@@ -74,6 +75,30 @@ class FeatureInput(nn.Module):
         """Return the input of the joining matrix: embeddings and features, concatenated."""
         both = (self.token_norm(embeddings), self.feature_norm(previous))
         return torch.cat(both, dim=-1)
+
+
+class TrigramInput(nn.Module):
+    """Adds to each token's embedding a vector computed from it and the two embeddings before it.
+
+    This is the trigram encoder of Chimera (arXiv 2402.15758):
+    `x_i + W2 silu(W1 norm([x_i; x_{i-1}; x_{i-2}]))`; embeddings before the first token are zeros.
+    """
+
+    def __init__(self, hidden: int, norm_eps: float = 1e-6) -> None:
+        super().__init__()
+        width = (1 + NUM_EARLIER) * hidden
+        self.norm = RMSNorm(width, eps=norm_eps)
+        self.up = nn.Linear(width, hidden, bias=False)
+        self.down = nn.Linear(hidden, hidden, bias=False)
+
+    def forward(
+        self,
+        embeddings: Float[Tensor, "batch queries hidden"],
+        earlier: Float[Tensor, "batch queries earlier hidden"],
+    ) -> Float[Tensor, "batch queries hidden"]:
+        """Return one vector for each query."""
+        joined = torch.cat((embeddings.unsqueeze(2), earlier[:, :, :NUM_EARLIER]), dim=2)
+        return embeddings + self.down(silu(self.up(self.norm(joined.flatten(2)))))
 
 
 class TrunkInputs(NamedTuple):
@@ -241,8 +266,8 @@ class Trunk(nn.Module):
         read, stream = self._start(embeddings, inputs)
         if self.self_attention is not None:
             stream = self.self_attention(read, positions, self_mask, stores[0], stream)
-        for layer, own in zip(self.further_layers, stores[1:], strict=True):
-            stream = layer(stream, positions, self_mask, own)
+        for layer, layer_store in zip(self.further_layers, stores[1:], strict=True):
+            stream = layer(stream, positions, self_mask, layer_store)
         stream = stream if self.feed_forward is None else self.feed_forward(stream)
         if self.cross_attention is None:
             return stream
@@ -262,8 +287,8 @@ class Trunk(nn.Module):
         read, stream = self._start(embeddings, inputs)
         stream = self.self_attention(read, positions, self_mask, first, stream)
         *layers, last_layer = self.further_layers
-        for layer, own in zip(layers, others, strict=True):
-            stream = layer(stream, positions, self_mask, own)
+        for layer, layer_store in zip(layers, others, strict=True):
+            stream = layer(stream, positions, self_mask, layer_store)
         assert isinstance(last_layer, FurtherLayer)
         last(last_layer.kv(stream, positions))
 

@@ -56,17 +56,17 @@ FAULTS = (
     ),
     Fault(
         "mask of siblings",
-        "jakiro/target/masks.py",
+        "jakiro/target/step.py",
         "(parents.unsqueeze(-1) == nodes)",
         "(parents.unsqueeze(-1) == nodes) | (parents.unsqueeze(-1) == parents.unsqueeze(1))",
         "tests/jakiro/target tests/inference/engine",
     ),
     Fault(
         "position of parallel levels",
-        "jakiro/levels/masks.py",
+        "jakiro/levels.py",
         "positions[:, :, None] + ahead[1:]",
         "positions[:, :, None] + ahead[:-1]",
-        "tests/jakiro/levels tests/inference/drafters/trained",
+        "tests/jakiro/test_levels.py tests/inference/drafters/trained",
     ),
     Fault(
         "router weight of a component",

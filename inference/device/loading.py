@@ -16,7 +16,7 @@ from inference.protocol import Drafter
 from inference.remote.messages import MemoryRequest, RowEncoding, VerifierInfo
 from jakiro.drafter import JakiroDrafter
 from jakiro.errors import ConfigError, TargetMismatch
-from jakiro.target.device_target import DESCRIPTION_FILE, read_device_target
+from jakiro.target.ends import DESCRIPTION_FILE, read_device_target
 from jakiro.target.record import tokenizer_fingerprint
 from jakiro.utils.packaged import packaged_drafter
 from jakiro.utils.pretrained import load_causal_lm, load_tokenizer, torch_dtype

@@ -23,7 +23,7 @@ from inference.sampling.options import Sampling
 from inference.sampling.random_numbers import StreamKey
 from jakiro.errors import NumericalError
 from jakiro.target.adapter import TargetAdapter
-from jakiro.target.weight_copies import version_of
+from jakiro.target.weights import version_of
 
 # Recorded steps read the slots of all positions up to a multiple of this number, so that few steps
 # have to be recorded.

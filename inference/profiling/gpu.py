@@ -37,11 +37,15 @@ from inference.sampling.random_numbers import StepRandom
 from inference.trees.shape import TreePlan, TreeShape
 from jakiro.config import config_for
 from jakiro.drafter import JakiroDrafter
-from jakiro.drafter_settings import DrafterSettings, ExpertsSettings, TrunkSettings
+from jakiro.drafter_settings import (
+    DrafterSettings,
+    ExpertsSettings,
+    ScheduleSettings,
+    TrunkSettings,
+)
 from jakiro.errors import NumericalError
-from jakiro.levels.schedule import ScheduleSettings
 from jakiro.target.adapter import TargetAdapter
-from jakiro.target.cache_argument import cache_argument
+from jakiro.target.checks import cache_argument
 from jakiro.target.record import record_target
 
 BASELINE = "transformers, static cache"

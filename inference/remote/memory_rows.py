@@ -14,7 +14,7 @@ from torch import Tensor
 
 from inference.remote.frames import TensorSpec, decode_frame, encode_frame
 from inference.remote.messages import MessageT, RowDtype, RowEncoding, WireMessage
-from jakiro.target.int8_rows import GROUP, Int8Rows, num_groups, quantized_rows, restored_rows
+from jakiro.target.int8 import GROUP, Int8Rows, num_groups, quantized_rows, restored_rows
 
 MAX_ROWS = 256  # largest number of rows that are fetched at once
 

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, cast
+from typing import cast
 
 import torch
 from jaxtyping import Float, Int
@@ -11,34 +11,39 @@ from torch import Tensor, nn
 from transformers import DynamicCache, PreTrainedModel
 
 from jakiro.errors import TargetNotSupported
-from jakiro.target.attention_kernels import without_cudnn
-from jakiro.target.attention_shape import AttentionShape, HeadShape, attention_shape_of
+from jakiro.target.attention import without_cudnn
+from jakiro.target.attention_shape import (
+    AttentionShape,
+    HeadShape,
+    KeyRotation,
+    attention_shape_of,
+)
 from jakiro.target.cache import SlotCache
-from jakiro.target.cache_argument import cache_argument
 from jakiro.target.checks import (
     CausalLM,
-    check_adapter,
-    check_devices,
-    check_implementation,
+    cache_argument,
+    check_model,
     check_positions,
     check_reproduces,
-    check_width,
     head_shape_of,
     layer_kinds_of,
     max_position_of,
+    measured_rotation,
     storing_layers,
 )
 from jakiro.target.compute_modules import ComputeModules, refuse_invariance_if
 from jakiro.target.ends import TargetEnds
 from jakiro.target.fused_decoder import Trial
-from jakiro.target.key_rotation import KeyRotation, measured_rotation
-from jakiro.target.masks import Masks, TargetMasks, positions_in_slots, slot_mask
 from jakiro.target.step import (
+    Masks,
     StepInput,
     StepOutput,
+    TargetMasks,
     WrittenNodes,
     ancestors_of,
     chain_step,
+    positions_in_slots,
+    slot_mask,
     with_sibling,
 )
 from jakiro.utils.files import fingerprint
@@ -99,29 +104,17 @@ class TargetAdapter(TargetEnds):
     """
 
     def __init__(self, model: CausalLM) -> None:
-        check_adapter(model)
-        check_devices(model)
+        check_model(model)
         self.model = cast(PreTrainedModel, model)  # a PEFT model behaves like the wrapped model
         self.config = model.config.get_text_config()
-        check_implementation(self.config)
         self.decoder = _decoder_of(model)
         self.head = model.get_output_embeddings()
         self._embeddings = model.get_input_embeddings()
-        self._table: Tensor = self._embeddings.weight  # type: ignore[assignment]
+        self.like: Tensor = self._embeddings.weight  # type: ignore[assignment]
         self._compiled: Callable[[StepInput, SlotCache, int], Tensor] | None = None
         self._cache_argument = cache_argument(self.decoder)
         self.modules = ComputeModules(model, self.decoder)
         self.spec = self._probe()
-
-    @property
-    def device(self) -> torch.device:
-        """The device of the embeddings."""
-        return self._table.device
-
-    @property
-    def dtype(self) -> torch.dtype:
-        """The dtype of features and cache."""
-        return self._table.dtype
 
     def new_cache(
         self, batch: int, capacity: int, hidden_states: tuple[int, ...] = ()
@@ -133,18 +126,12 @@ class TargetAdapter(TargetEnds):
                 to keys and values.
         """
         self.modules.follow_changes()
-        return SlotCache(
-            self.spec.head_shapes,
-            batch,
-            capacity,
-            self.dtype,
-            self.device,
-            hidden_states,
-            self.spec.hidden_size,
-        )
+        sizes = (self.spec.head_shapes, batch, capacity)
+        states = (hidden_states, self.spec.hidden_size)
+        return SlotCache(*sizes, self.dtype, self.device, *states)
 
     def embed(self, token_ids: Int[Tensor, "*batch"]) -> Float[Tensor, "*batch hidden"]:
-        """Return the target's own token embeddings."""
+        """Return the target's token embeddings."""
         return self._embeddings(token_ids)
 
     def logits(self, features: Float[Tensor, "*batch hidden"]) -> Float[Tensor, "*batch vocab"]:
@@ -192,12 +179,12 @@ class TargetAdapter(TargetEnds):
         return self._compiled is not None
 
     def _read(self, step: StepInput, cache: SlotCache, num_visible: int) -> Tensor:
-        """Run the layers on the tokens of a step, and store their hidden states."""
         return self._run(self.modules.layers, step, cache, num_visible)
 
     def _run(
         self, layers: nn.Module, step: StepInput, cache: SlotCache, num_visible: int
     ) -> Tensor:
+        """Run layers on the tokens of a step, and store their hidden states."""
         output = layers(
             input_ids=step.token_ids,
             position_ids=step.positions,
@@ -213,11 +200,11 @@ class TargetAdapter(TargetEnds):
         return features
 
     def _attention_masks(self, step: StepInput, num_visible: int) -> Masks:
-        own = step.written or WrittenNodes(step.slots, step.positions, ancestors_of(step))
-        visible = slot_mask(step.lengths, own.slots, own.seen, num_visible)
+        nodes = step.written or WrittenNodes(step.slots, step.positions, ancestors_of(step))
+        visible = slot_mask(step.lengths, nodes.slots, nodes.seen, num_visible)
         seen_positions = None
         if self._masks.reads_positions:
-            seen_positions = positions_in_slots(own.slots, own.positions, num_visible)
+            seen_positions = positions_in_slots(nodes.slots, nodes.positions, num_visible)
         return self._masks(visible, step.positions, seen_positions)
 
     @torch.no_grad()
@@ -232,13 +219,13 @@ class TargetAdapter(TargetEnds):
         chunk = getattr(self.config, "attention_chunk_size", None)
         max_position = max_position_of(self.config)
         start = max(0, max_position - 5) // (chunk or 1) * (chunk or 1)
-        own_cache = DynamicCache(config=self.config)
-        own = {cache_argument(self.model): own_cache, "position_ids": start + token_ids}
-        output = self.model(input_ids=token_ids, output_hidden_states=True, **own)
+        stock = DynamicCache(config=self.config)
+        given = {cache_argument(self.model): stock, "position_ids": start + token_ids}
+        output = self.model(input_ids=token_ids, output_hidden_states=True, **given)
         expected = output.logits
-        shapes = tuple(head_shape_of(layer) for layer in storing_layers(own_cache, self.config))
+        shapes = tuple(head_shape_of(layer) for layer in storing_layers(stock, self.config))
         spec = TargetSpec(
-            hidden_size=self._table.shape[1],
+            hidden_size=self.like.shape[1],
             vocab_size=expected.shape[-1],
             head_shapes=shapes,
             layer_kinds=kinds,
@@ -246,8 +233,8 @@ class TargetAdapter(TargetEnds):
             chunk=chunk,
             max_position=max_position,
             fingerprint=self._fingerprint(expected.shape[-1]),
-            num_hidden_states=_count_states(output.hidden_states, self._table.shape[1]),
-            attention=attention_shape_of(self.config, shapes[-1], self._table.shape[1]),
+            num_hidden_states=_count_states(output.hidden_states, self.like.shape[1]),
+            attention=attention_shape_of(self.config, shapes[-1], self.like.shape[1]),
             gguf_sha256=gguf_checksum(self.model.config),
             key_rotation=measured_rotation(self.decoder, shapes, partial(self._keys, token_ids)),
         )
@@ -256,7 +243,8 @@ class TargetAdapter(TargetEnds):
         cache = self.new_cache(1, 5)
         step = replace(chain_step(token_ids, start=0), positions=start + token_ids)
         features = self.forward(step, cache).features
-        check_width(features, self._table)
+        if features.shape[-1] != spec.hidden_size:
+            raise TargetNotSupported("the target's features are not as wide as its embeddings")
         check_reproduces(self.logits(features), expected, type(self.model).__name__)
         self._probe_tree(cache, start)
         return spec
@@ -265,10 +253,9 @@ class TargetAdapter(TargetEnds):
         """Return the keys of each layer for a text that begins at a position."""
         cache = DynamicCache(config=self.config)
         positions = start + torch.arange(token_ids.shape[1], device=self.device)[None]
-        own = {self._cache_argument: cache}
-        self.decoder(input_ids=token_ids, position_ids=positions, use_cache=True, **own)
-        layers: list[Any] = storing_layers(cache, self.config)
-        return [layer.keys for layer in layers]
+        given = {self._cache_argument: cache}
+        self.decoder(input_ids=token_ids, position_ids=positions, use_cache=True, **given)
+        return [layer.keys for layer in storing_layers(cache, self.config)]
 
     def _probe_tree(self, cache: SlotCache, start: int) -> None:
         """Check that siblings do not attend to each other.
@@ -292,25 +279,20 @@ class TargetAdapter(TargetEnds):
         step = replace(step, written=WrittenNodes(slots, positions, seen))
         logits = self.logits(self.forward(step, cache).features)[0]
         for query, path in ((2, [0, 1, 3]), (3, [0, 1, 2, 4])):
-            own = {"input_ids": ids[:, path], "position_ids": start + slots[:, : len(path)]}
-            expected = self.model(**own).logits[0, -1]
+            given = {"input_ids": ids[:, path], "position_ids": start + slots[:, : len(path)]}
+            expected = self.model(**given).logits[0, -1]
             check_reproduces(logits[query], expected, type(self.model).__name__)
 
     def masks_of(self, layer_kinds: tuple[str, ...]) -> TargetMasks:
         """Return a builder of attention masks for layers of the given attention kinds."""
-        return TargetMasks(
-            layer_kinds,
-            self.spec.window,
-            self.spec.chunk,
-            self._table,
-        )
+        return TargetMasks(layer_kinds, self.spec.window, self.spec.chunk, self.like)
 
     def _fingerprint(self, vocab_size: int) -> str:
         """Hash the geometry and the signs of a few weights; signs are the same in every dtype."""
-        matrices = [p for name, p in self.decoder.named_parameters() if _is_own_matrix(name, p)]
+        named = self.decoder.named_parameters()
+        matrices = [part for name, part in named if part.ndim == 2 and "lora_" not in name]
         sample = [matrices[index] for index in (0, len(matrices) // 2, -1)]
-        known = [matrix for matrix in sample if not matrix.is_meta]
-        signs = [(matrix[:32, :32] > 0).int().tolist() for matrix in known]
+        signs = [(part[:32, :32] > 0).int().tolist() for part in sample if not part.is_meta]
         layers = int(self.config.num_hidden_layers)
         geometry = [self.config.model_type, self.config.hidden_size, layers, vocab_size]
         return fingerprint([geometry, signs])
@@ -321,11 +303,6 @@ def _count_states(states: tuple[Tensor, ...] | None, hidden_size: int) -> int | 
     if not states or any(state.dim() != 3 or state.shape[-1] != hidden_size for state in states):
         return None
     return len(states)
-
-
-def _is_own_matrix(name: str, parameter: Tensor) -> bool:
-    """Return whether a parameter is a matrix of the model itself rather than of a LoRA adapter."""
-    return parameter.ndim == 2 and "lora_" not in name
 
 
 def _decoder_of(model: CausalLM) -> nn.Module:

@@ -1,37 +1,45 @@
-"""Attention of a target: grouped for the few queries of a step, or with a given rounding on a CPU.
+"""Attention of a target for the few queries of a step.
 
 transformers repeats keys and values for every query head, unless there is only one query.
 `grouped_attention` turns the query heads that share keys into queries of a single head, so that
 nothing is repeated.
 
-`batch_invariant_attention` computes in float64. The products of half-precision numbers are then
-exact, and so are their sums, except for errors that are far below the rounding of the result. The
-result therefore depends neither on the order of the keys in the cache, nor on hidden slots, nor on
-the number of queries and sequences.
+Attention kernels process all keys of a block of queries one after the other, so with the few
+queries of a step, most of a GPU would be idle. If a single sequence has many keys, each part of the
+keys therefore takes the place of a sequence of a batch, and the parts are weighted by the sums of
+their exponentiated scores.
 """
 
-from collections.abc import Callable
-from typing import Any, cast
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import lru_cache
+from threading import Lock
+from typing import Any
 
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
-from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
+from torch.nn.functional import scaled_dot_product_attention
+from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 
-from jakiro.target.packed_linear import has_adapters
-from jakiro.target.split_attention import attend
-from jakiro.utils.dtype_names import dtype_name
+from jakiro.utils.logs import get_logger
 
 MOST_QUERIES = 64  # with more queries than this, repeated keys cost little in comparison
-CHUNK = 128  # number of queries whose scores are computed together in float64
+BLOCK = 64  # number of queries that a kernel processes together, and divisor of a part's size
+SMALLEST_PART = 512  # number of keys, below which another part would not save time
+
+_logger = get_logger(__name__)
 
 Queries = Float[Tensor, "batch heads queries dim"]
 Keys = Float[Tensor, "batch kv_heads slots dim"]
 Values = Float[Tensor, "batch kv_heads slots value_dim"]
 Mask = Float[Tensor, "batch 1 queries slots"]
 Attended = Float[Tensor, "batch queries heads value_dim"]
+# Function from queries, keys, values, mask and scale to the attended values and the logarithm of
+# the sum of exponentiated scores.
+Kernel = Callable[[Tensor, Tensor, Tensor, Tensor, float | None], tuple[Tensor, Tensor]]
 
 
 def grouped_attention(
@@ -56,98 +64,188 @@ def grouped_attention(
     is_special = is_special or query.shape[2] > most
     if groups == 1 and not is_cuda:  # a GPU may process the keys in several parts
         is_special = True
-    if is_special or not _is_shared(attention_mask):
+    is_shared = attention_mask is not None and attention_mask.dim() == 4
+    if is_special or attention_mask is None or not is_shared or attention_mask.shape[1] != 1:
         attended, _ = sdpa_attention_forward(
             module, query, key, value, attention_mask, scaling=scaling, **options
         )
         return attended, None
-    assert attention_mask is not None
-    mask = _repeated(attention_mask, groups)
-    grouped = _grouped(query, key.shape[1])
-    return _ungrouped(attend(grouped, key, value, mask, scaling), query), None
+    mask = _repeat(attention_mask, groups)
+    return ungrouped(attend(grouped(query, key.shape[1]), key, value, mask, scaling), query), None
 
 
-def batch_invariant_attention(
-    module: nn.Module,
-    query: Queries,
-    key: Keys,
-    value: Values,
-    attention_mask: Mask,
-    scaling: float | None = None,
-    softcap: float | None = None,
-    **options: Any,
-) -> tuple[Attended, None]:
-    """Return the attention of queries, rounded independently of other queries and sequences."""
-    scale = query.shape[-1] ** -0.5 if scaling is None else scaling
-    keys, values = key.double().transpose(2, 3), value.double()
-    parts = []
-    for queries, mask in zip(
-        query.split(CHUNK, dim=2), attention_mask.split(CHUNK, dim=2), strict=True
-    ):
-        scores = _grouped(queries, key.shape[1]).double() @ keys * scale
-        if softcap is not None:
-            scores = softcap * torch.tanh(scores / softcap)
-        scores += mask.repeat(1, 1, query.shape[1] // key.shape[1], 1)
-        parts.append(_ungrouped((scores.softmax(dim=-1) @ values).to(value.dtype), queries))
-    return torch.cat(parts, dim=1), None
-
-
-def obstacle_to_invariance(model: nn.Module) -> str | None:
-    """Return why the attention of a model cannot be made batch-invariant; None if it can.
-
-    PEFT adapters may be switched on and off, which a copy of the layers would not notice.
-    """
-    config: Any = model.config
-    weights = list(model.parameters())
-    if any(weight.device.type != "cpu" for weight in weights):
-        return f"weights on {weights[0].device}"
-    if weights[0].dtype not in (torch.bfloat16, torch.float16):
-        return dtype_name(weights[0].dtype)
-    if has_adapters(model):
-        return "a PEFT adapter"
-    if any(hasattr(module, "sinks") for module in model.modules()):
-        return "attention with sinks"
-    if config._attn_implementation not in ("sdpa", "eager"):
-        return f"attn_implementation={config._attn_implementation!r}"
-    if not cast(PreTrainedModel, model)._can_set_attn_implementation():
-        return f"attention of {type(model).__name__}, which cannot be replaced"
-    return None
-
-
-def _is_shared(mask: Tensor | None) -> bool:
-    """Return whether there is a mask, and all heads have the same one."""
-    return mask is not None and mask.dim() == 4 and mask.shape[1] == 1
-
-
-def _repeated(mask: Mask, groups: int) -> Float[Tensor, "batch 1 rows slots"]:
+def _repeat(mask: Mask, groups: int) -> Float[Tensor, "batch 1 rows slots"]:
     """Return the mask of queries that are grouped, which all layers of a step share."""
     if groups == 1:
         return mask
     if torch.compiler.is_compiling():
         return mask.repeat(1, 1, groups, 1)
-    known: dict[int, Tensor] = getattr(mask, "_by_groups", {})
-    if groups not in known:
-        known[groups] = mask.repeat(1, 1, groups, 1)
-        mask._by_groups = known  # type: ignore[attr-defined]
-    return known[groups]
+    by_groups: dict[int, Tensor] = getattr(mask, "_by_groups", {})
+    if groups not in by_groups:
+        by_groups[groups] = mask.repeat(1, 1, groups, 1)
+        mask._by_groups = by_groups  # type: ignore[attr-defined]
+    return by_groups[groups]
 
 
-def _grouped(query: Tensor, num_kv_heads: int) -> Float[Tensor, "batch kv_heads rows dim"]:
+def grouped(query: Tensor, num_kv_heads: int) -> Float[Tensor, "batch kv_heads rows dim"]:
     """Return the queries of all heads that share keys, one head after the other, as one head."""
     return query.reshape(query.shape[0], num_kv_heads, -1, query.shape[3])
 
 
-def _ungrouped(attended: Tensor, query: Tensor) -> Attended:
+def ungrouped(attended: Tensor, query: Tensor) -> Attended:
+    """Return attended values of grouped queries in the layout of transformers."""
     batch, heads, count, _ = query.shape
     return attended.reshape(batch, heads, count, -1).transpose(1, 2).contiguous()
 
 
-def _registered(name: str, function: Callable[..., Any]) -> str:
+def register(name: str, function: Callable[..., Any]) -> str:
     """Register an attention function with transformers, and return its name."""
     AttentionInterface.register(name, function)
     AttentionMaskInterface.register(name, sdpa_mask)  # the adapter passes masks of its own
     return name
 
 
-GROUPED = _registered("jakiro_grouped", grouped_attention)
-BATCH_INVARIANT = _registered("jakiro_batch_invariant", batch_invariant_attention)
+GROUPED = register("jakiro_grouped", grouped_attention)
+
+
+def attend(
+    query: Float[Tensor, "batch heads queries dim"],
+    key: Float[Tensor, "batch heads slots dim"],
+    value: Float[Tensor, "batch heads slots value_dim"],
+    mask: Float[Tensor, "batch 1 queries slots"],
+    scale: float | None,
+) -> Float[Tensor, "batch heads queries value_dim"]:
+    """Return attention, computed in parts if this is faster on the device.
+
+    Args:
+        mask: mask that is added to the scores; hidden slots have a finite value.
+    """
+    is_simple = query.is_cuda and len(query) == 1 and not torch.compiler.is_compiling()
+    if is_simple and query.shape[3] == value.shape[3]:
+        num_blocks = query.shape[1] * -(-query.shape[2] // BLOCK)
+        parts = num_parts(num_blocks, key.shape[2], _num_processors(query.device))
+        kernel = kernel_on(query.device, query.dtype) if parts > 1 else None
+        if kernel is not None:
+            return attend_in_parts(query, key, value, mask, scale, parts, kernel)
+    return scaled_dot_product_attention(query, key, value, attn_mask=mask, scale=scale)
+
+
+def num_parts(num_blocks: int, num_keys: int, num_processors: int) -> int:
+    """Return the number of parts of equal size that keep all processors of a GPU busy.
+
+    Args:
+        num_processors: number of blocks that the GPU processes at the same time.
+    """
+    most = min(num_processors // num_blocks, num_keys // SMALLEST_PART)
+    return max((n for n in range(1, most + 1) if num_keys % (n * BLOCK) == 0), default=1)
+
+
+def attend_in_parts(
+    query: Float[Tensor, "1 heads queries dim"],
+    key: Float[Tensor, "1 heads slots dim"],
+    value: Float[Tensor, "1 heads slots dim"],
+    mask: Float[Tensor, "1 1 queries slots"],
+    scale: float | None,
+    parts: int,
+    kernel: Kernel,
+) -> Float[Tensor, "1 heads queries dim"]:
+    """Return attention whose keys are processed in several parts; no tensor is copied for this.
+
+    Args:
+        parts: number of parts, a divisor of the number of slots.
+    """
+    size = key.shape[2] // parts
+    keys, values = (
+        tensor[0].unflatten(1, (parts, size)).transpose(0, 1)  # [parts, heads, size, dim]
+        for tensor in (key, value)
+    )
+    masks = mask[0, 0].unflatten(1, (parts, size)).transpose(0, 1)[:, None]
+    masks = masks.expand(-1, query.shape[1], -1, -1)
+    attended, log_sums = kernel(query.expand(parts, -1, -1, -1), keys, values, masks, scale)
+    # Where a part has only hidden slots, its values are finite, and its weight is 0.
+    weights = log_sums[:, :, : query.shape[2]].softmax(dim=0)
+    merged = (attended * weights[..., None]).sum(dim=0, keepdim=True)
+    return merged.to(value.dtype)
+
+
+@lru_cache(maxsize=16)
+def kernel_on(device: torch.device, dtype: torch.dtype) -> Kernel | None:
+    """Return the kernel of a device, after a test of it; None if it does not work."""
+    kernel = _kernel_of_gpu if device.type == "cuda" else kernel_of_cpu
+    try:
+        difference = _difference(kernel, device, dtype)
+        if difference < 0.05:
+            return kernel
+        problem = f"wrong by {difference}"
+    except (RuntimeError, TypeError, AttributeError) as error:
+        problem = str(error)
+    _logger.warning("attention to many keys is not computed in parts: %s", problem)
+    return None
+
+
+def kernel_of_cpu(
+    query: Tensor, key: Tensor, value: Tensor, mask: Tensor, scale: float | None
+) -> tuple[Tensor, Tensor]:
+    """Return attended values and the logarithms of the sums of exponentiated scores."""
+    flash = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
+    attended, log_sums = flash(query, key, value, attn_mask=mask, scale=scale)
+    return attended, log_sums
+
+
+def _kernel_of_gpu(
+    query: Tensor, key: Tensor, value: Tensor, mask: Tensor, scale: float | None
+) -> tuple[Tensor, Tensor]:
+    efficient = torch.ops.aten._scaled_dot_product_efficient_attention
+    attended, log_sums, *_ = efficient(query, key, value, mask, True, scale=scale)
+    return attended, log_sums
+
+
+@lru_cache(maxsize=16)
+def _num_processors(device: torch.device) -> int:
+    return torch.cuda.get_device_properties(device).multi_processor_count
+
+
+def _difference(kernel: Kernel, device: torch.device, dtype: torch.dtype) -> float:
+    """Return the largest error of attention in parts, one of which has only hidden slots."""
+    generator = torch.Generator(device).manual_seed(0)
+    like: dict[str, Any] = {"device": device, "dtype": dtype, "generator": generator}
+    query = torch.randn(1, 2, 5, 64, **like)
+    key, value = torch.randn(2, 1, 2, 4 * BLOCK, 64, **like)
+    mask = torch.zeros(1, 1, 5, 4 * BLOCK, device=device, dtype=dtype)
+    mask[..., 2 * BLOCK + 7 :] = torch.finfo(dtype).min / 2
+    got = attend_in_parts(query, key, value, mask, None, 4, kernel)
+    expected = scaled_dot_product_attention(query, key, value, attn_mask=mask)
+    return float((got - expected).abs().max())
+
+
+class _CudnnSwitch:
+    """Counts the threads of the process that need attention without cuDNN."""
+
+    lock = Lock()
+    num_users = 0
+    was_enabled = True
+
+
+@contextmanager
+def without_cudnn(device: torch.device) -> Iterator[None]:
+    """Compute attention without cuDNN, which takes tens of milliseconds to plan for a new shape.
+
+    The number of keys changes all the time while texts grow. The setting belongs to the process, so
+    it is restored when no thread is inside such a block any more.
+    """
+    if device.type != "cuda":
+        yield
+        return
+    switch = _CudnnSwitch
+    with switch.lock:
+        if switch.num_users == 0:
+            switch.was_enabled = torch.backends.cuda.cudnn_sdp_enabled()
+            torch.backends.cuda.enable_cudnn_sdp(False)
+        switch.num_users += 1
+    try:
+        yield
+    finally:
+        with switch.lock:
+            switch.num_users -= 1
+            if switch.num_users == 0:
+                torch.backends.cuda.enable_cudnn_sdp(switch.was_enabled)

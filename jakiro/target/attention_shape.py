@@ -1,4 +1,4 @@
-"""Attention geometry (heads, KV heads, head size), which the trunk inherits from the target."""
+"""Geometry of a target's attention, which the drafter inherits or depends on."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
@@ -32,28 +32,32 @@ class AttentionShape(Settings):
     rope_theta: float = Field(gt=0)
 
 
-def usual_shape(hidden_size: int) -> AttentionShape:
-    """Return a geometry with as many heads of size 64 as fit into the hidden size."""
-    heads = max(1, hidden_size // _USUAL_HEAD_DIM)
-    return AttentionShape(
-        num_heads=heads, num_kv_heads=heads, head_dim=_USUAL_HEAD_DIM, rope_theta=_USUAL_BASE
-    )
+class KeyRotation(Settings):
+    """Rotation of whole keys that pairs their two halves (see `moa.rotary.Rotary`).
+
+    Attributes:
+        frequencies: angle per position of each pair of channels.
+    """
+
+    frequencies: tuple[float, ...]
+    scale: float = 1.0
 
 
 def attention_shape_of(config: Any, last: HeadShape, hidden_size: int) -> AttentionShape:
     """Return the geometry of a target's last layer, to be used in a trunk.
 
-    If a trunk cannot have this geometry, `usual_shape` is returned instead.
+    If a trunk cannot have this geometry, it has as many heads of size 64 as fit into the hidden
+    size.
     """
-    heads = getattr(config, "num_attention_heads", None)
+    heads: Any = getattr(config, "num_attention_heads", None)
     is_usable = isinstance(heads, int) and heads % last.num_kv_heads == 0
     if not is_usable or last.key_dim != last.value_dim or last.key_dim % 2:
-        return usual_shape(hidden_size)
+        count = max(1, hidden_size // _USUAL_HEAD_DIM)
+        sizes, base = (count, count, _USUAL_HEAD_DIM), _USUAL_BASE
+    else:
+        sizes, base = (heads, last.num_kv_heads, last.key_dim), _rope_base(config)
     return AttentionShape(
-        num_heads=heads,
-        num_kv_heads=last.num_kv_heads,
-        head_dim=last.key_dim,
-        rope_theta=_rope_base(config),
+        num_heads=sizes[0], num_kv_heads=sizes[1], head_dim=sizes[2], rope_theta=base
     )
 
 

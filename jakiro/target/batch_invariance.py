@@ -13,8 +13,8 @@ from transformers.pytorch_utils import Conv1D
 from jakiro.errors import TargetNotSupported
 from jakiro.target.adapter import TargetAdapter
 from jakiro.target.independent_rows import DoubleLinear, has_experts
-from jakiro.target.packed_linear import PackedLinear
 from jakiro.target.step import StepInput, chain_step
+from jakiro.target.weights import PackedLinear
 
 PREFIX, PATH = 70, 6  # numbers of tokens that are read before a path, and along the path
 ROWS = (2, 3, 9, 16, 17, 33, 64, 65, 128, 200, 512)  # numbers of rows that layers are compared for
@@ -94,34 +94,29 @@ def _differs(product: _Product, count: int) -> bool:
     generator = torch.Generator().manual_seed(count)
     rows = torch.randn(2 * count, product.width, generator=generator).to(product.dtype)
     whole = product.of(rows)
-    several = [product.of(rows[:count]), product.of(rows[count:])]
+    halves = torch.cat([product.of(rows[:count]), product.of(rows[count:])])
     pair = product.of(rows[:2])
-    return not (torch.equal(torch.cat(several), whole) and torch.equal(pair, whole[:2]))
+    return not (torch.equal(halves, whole) and torch.equal(pair, whole[:2]))
 
 
 def _ways_to_read(target: TargetAdapter) -> dict[str, tuple[Tensor, Tensor]]:
     """Return pairs of tensors that must be equal, by the way in which the tokens are read."""
-    token_ids, prefix = example(target)
-    path = token_ids.shape[1] - prefix
-    single = read_one_by_one(target, token_ids, prefix)
+    path = min(PATH, target.spec.max_position // 2)
+    prefix = min(PREFIX, target.spec.max_position - path)
+    token_ids = torch.arange(prefix + path, device=target.device)[None] % target.spec.vocab_size
+    others = (token_ids + 1) % target.spec.vocab_size
+    single = _read_one_by_one(target, token_ids, prefix)
     logits = [target.logits(single[:, index : index + 1]) for index in range(path)]
+    two_sequences = _read_together(target, torch.cat((token_ids, others)))
     return {
-        "together": (single, _together(target, token_ids)[:1, -path:]),
-        "in a tree": (single, read_in_tree(target, token_ids, prefix)),
-        "beside another sequence": (single, _beside_another(target, token_ids)[:1, -path:]),
+        "together": (single, _read_together(target, token_ids)[:, -path:]),
+        "in a tree": (single, _read_in_tree(target, token_ids, others, prefix)),
+        "beside another sequence": (single, two_sequences[:1, -path:]),
         "one by one, with their logits": (torch.cat(logits, dim=1), target.logits(single)),
     }
 
 
-def example(target: TargetAdapter) -> tuple[Int[Tensor, "1 tokens"], int]:
-    """Return tokens to compare the features of, and the number of them that are read first."""
-    path = min(PATH, target.spec.max_position // 2)
-    prefix = min(PREFIX, target.spec.max_position - path)
-    token_ids = torch.arange(prefix + path, device=target.device)[None] % target.spec.vocab_size
-    return token_ids, prefix
-
-
-def read_one_by_one(
+def _read_one_by_one(
     target: TargetAdapter, token_ids: Int[Tensor, "1 tokens"], prefix: int
 ) -> Float[Tensor, "1 path hidden"]:
     """Read a prefix, then the other tokens one by one."""
@@ -134,40 +129,35 @@ def read_one_by_one(
     return torch.cat([target.forward(step, cache).features for step in steps], dim=1)
 
 
-def _together(
+def _read_together(
     target: TargetAdapter, token_ids: Int[Tensor, "batch tokens"]
 ) -> Float[Tensor, "batch tokens hidden"]:
     cache = target.new_cache(*token_ids.shape)
     return target.forward(chain_step(token_ids, 0), cache).features
 
 
-def _beside_another(
-    target: TargetAdapter, token_ids: Int[Tensor, "1 tokens"]
-) -> Float[Tensor, "2 tokens hidden"]:
-    other = (token_ids + 1) % target.spec.vocab_size
-    return _together(target, torch.cat((token_ids, other)))
-
-
-def read_in_tree(
-    target: TargetAdapter, token_ids: Int[Tensor, "1 tokens"], prefix: int
+def _read_in_tree(
+    target: TargetAdapter,
+    token_ids: Int[Tensor, "1 tokens"],
+    others: Int[Tensor, "1 tokens"],
+    prefix: int,
 ) -> Float[Tensor, "1 path hidden"]:
     """Read a prefix, then the other tokens as a path in which each has a sibling.
 
     Nodes 0, 2, 4, ... are the path, and nodes 1, 3, 5, ... are siblings with other tokens.
     """
-    path = token_ids[:, prefix:]
-    cache = target.new_cache(1, prefix + 2 * path.shape[1])
+    length = token_ids.shape[1] - prefix
+    cache = target.new_cache(1, prefix + 2 * length)
     target.forward(chain_step(token_ids[:, :prefix], 0), cache)
-    node = torch.arange(2 * path.shape[1], device=path.device)[None]
-    other = (path + 1) % target.spec.vocab_size
+    node = torch.arange(2 * length, device=token_ids.device)[None]
     step = StepInput(
-        token_ids=torch.stack((path, other), dim=2).flatten(1),
+        token_ids=torch.stack((token_ids, others), dim=2)[:, prefix:].flatten(1),
         positions=prefix + node // 2,
         slots=prefix + node,
-        lengths=torch.tensor([prefix], device=path.device),
+        lengths=torch.tensor([prefix], device=token_ids.device),
         highest_slot=prefix + node.shape[1] - 1,
         parents=torch.where(node < 2, -1, 2 * (node // 2) - 2),
-        max_depth=path.shape[1],
+        max_depth=length,
     )
     return target.forward(step, cache).features[:, ::2]
 

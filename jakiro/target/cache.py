@@ -64,56 +64,58 @@ class StateSource(NamedTuple):
         return self.layers if self.kind == "hidden" else ()
 
 
-class SlotLayer(CacheLayerMixin):
-    """One layer of a `SlotCache`: each update writes to given slots and returns the first slots.
-
-    The slot of a committed token equals its position. Masks determine which slots a query attends
-    to. The layer therefore does not count tokens, grow, or drop tokens outside a sliding window.
-
-    Args:
-        keys: preallocated keys [batch, heads, slots, dim].
-        values: preallocated values [batch, heads, slots, dim].
-    """
+class PlacedLayer(CacheLayerMixin):
+    """One layer of a cache whose tokens have the positions that each forward pass is given."""
 
     is_sliding = False
-    keys: Tensor
-    values: Tensor
+    keys: Float[Tensor, "batch heads slots dim"]
+    values: Float[Tensor, "batch heads slots value_dim"]
 
     def __init__(self, keys: Tensor, values: Tensor) -> None:
         super().__init__()
         self.keys, self.values = keys, values
         self.is_initialized = True
-        self.slots: Tensor | None = None
-        self.num_visible = 0
-        self.rows: Tensor | None = None
-        self.views: tuple[Tensor, ...] = ()
 
-    def set_slots(
-        self,
-        slots: Tensor,
-        num_visible: int,
-        rows: Tensor | None,
-        views: tuple[Tensor, ...] = (),
-    ) -> None:
-        """Set the slots of updates.
+    def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
+        """Do nothing, because keys and values are given at construction."""
 
-        Args:
-            num_visible: number of slots, starting from slot 0, that the update returns.
-            views: keys and values to write, then those that are visible, if these slots follow
-                each other in all sequences.
-        """
-        self.slots, self.num_visible, self.rows, self.views = slots, num_visible, rows, views
+    def get_seq_length(self) -> int:
+        """Return 0, because each forward pass receives positions as an argument."""
+        return 0
+
+    def get_max_length(self) -> int:
+        """Return -1, because the layer checks no length."""
+        return -1
+
+
+class SlotLayer(PlacedLayer):
+    """One layer of a `SlotCache`: each update writes to given slots and returns the first slots.
+
+    The slot of a committed token equals its position. Masks determine which slots a query attends
+    to. The layer therefore does not count tokens, grow, or drop tokens outside a sliding window.
+
+    Attributes:
+        slots: slots of the next update [rows, queries].
+        num_visible: number of slots, starting from slot 0, that the update returns.
+        rows: see `StepInput`.
+        views: keys and values to write, then those that are visible, if these slots follow each
+            other in all sequences.
+    """
+
+    slots: Tensor
+    num_visible = 0
+    rows: Tensor | None = None
+    views: tuple[Tensor, ...] = ()
 
     def update(
         self, key_states: Tensor, value_states: Tensor, *args: object, **kwargs: object
     ) -> tuple[Tensor, Tensor]:
         """Write new keys and values to the slots and return those of all visible slots."""
-        assert self.slots is not None
         # A compiled step would keep the addresses of the views with which it was compiled.
         if not torch.compiler.is_compiling() and self.views:
-            own_keys, own_values, keys, values = self.views
-            own_keys.copy_(key_states)
-            own_values.copy_(value_states)
+            new_keys, new_values, keys, values = self.views
+            new_keys.copy_(key_states)
+            new_values.copy_(value_states)
             return keys, values
         write_kv(self.keys, key_states, self.slots, self.rows)
         write_kv(self.values, value_states, self.slots, self.rows)
@@ -123,17 +125,6 @@ class SlotLayer(CacheLayerMixin):
         """Return the visible slots of the sequences that the update writes."""
         visible = buffer[:, :, : self.num_visible]
         return visible if self.rows is None else visible[self.rows]
-
-    def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
-        """Do nothing, because the buffers exist from the start."""
-
-    def get_seq_length(self) -> int:
-        """Return 0, because the engine keeps a length for each sequence instead."""
-        return 0
-
-    def get_max_length(self) -> int:
-        """Return the number of slots."""
-        return int(self.keys.shape[2])
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
         """Return (visible slots, offset), for models that derive a mask's size from the cache."""
@@ -164,20 +155,15 @@ class SlotCache(SequenceStorages, Cache):
         slots = bucketed(capacity)
         self.hidden_states = hidden_states
         self._members: list[list[int]] = []  # layer indices of each pair of blocks
-        # Keys and values of each group of layers, then hidden states.
-        self._storages: list[SequenceStorage] = []
+        sizes: list[tuple[int, ...]] = []  # of keys and values of each group, then hidden states
         for shape in dict.fromkeys(shapes):
             members = [index for index, other in enumerate(shapes) if other == shape]
             self._members.append(members)
             for dim in (shape.key_dim, shape.value_dim):
-                size = (len(members), batch, shape.num_kv_heads, slots, dim)
-                self._storages.append(
-                    SequenceStorage(torch.zeros(size, dtype=dtype, device=device), dim=1)
-                )
-        hidden_shape = (len(hidden_states), batch, 1, slots, hidden_size)
-        self._storages.append(
-            SequenceStorage(torch.zeros(hidden_shape, dtype=dtype, device=device), dim=1)
-        )
+                sizes.append((len(members), batch, shape.num_kv_heads, slots, dim))
+        sizes.append((len(hidden_states), batch, 1, slots, hidden_size))
+        blocks = (torch.zeros(size, dtype=dtype, device=device) for size in sizes)
+        self._storages = [SequenceStorage(block, dim=1) for block in blocks]
         views = self._views()
         self.slot_layers = [SlotLayer(*views[index]) for index in range(len(shapes))]
         self._hidden_views = self._marked_hidden()
@@ -196,7 +182,7 @@ class SlotCache(SequenceStorages, Cache):
     def bytes_per_token(self) -> int:
         """The number of bytes that one cached token occupies in all layers together."""
         blocks = self._all_blocks
-        total = sum(block.numel() * block.element_size() for block in blocks)
+        total = sum(block.nbytes for block in blocks)
         return total // (blocks[0].shape[1] * self.capacity)
 
     @property
@@ -223,7 +209,8 @@ class SlotCache(SequenceStorages, Cache):
             row = None if rows is None else int(rows)
             views = self._views_of_run(row, start, slots.shape[1], num_visible)
         for index, layer in enumerate(self.slot_layers):
-            layer.set_slots(slots, num_visible, rows, views.get(index, ()))
+            layer.slots, layer.num_visible, layer.rows = slots, num_visible, rows
+            layer.views = views.get(index, ())
 
     def visible_for(self, highest_slot: int) -> int:
         """Return the number of slots, in whole buckets, that includes `highest_slot`."""
@@ -363,8 +350,8 @@ class StateSources(NamedTuple):
     @property
     def hidden_states(self) -> tuple[int, ...]:
         """The indices of the hidden states that a cache must hold, in ascending order."""
-        several = [source.hidden_states for source in self if source is not None]
-        return tuple(sorted({state for states in several for state in states}))
+        sources = [source for source in self if source is not None]
+        return tuple(sorted({state for source in sources for state in source.hidden_states}))
 
     def read(self, cache: SlotCache, slots: Int[Tensor, "batch tokens"]) -> TargetState:
         """Return the target's state for the tokens at `slots`."""

@@ -1,6 +1,7 @@
 """Checks of whether a model can be a target, and functions that read its geometry."""
 
 import inspect
+from collections.abc import Callable, Sequence
 from copy import copy
 from typing import TYPE_CHECKING, Any
 
@@ -9,7 +10,7 @@ from torch import Tensor, nn
 from transformers import DynamicCache, PreTrainedModel
 
 from jakiro.errors import TargetNotSupported
-from jakiro.target.attention_shape import HeadShape
+from jakiro.target.attention_shape import HeadShape, KeyRotation
 
 if TYPE_CHECKING:
     from peft import PeftModel  # an optional package, and slow to import
@@ -19,52 +20,49 @@ else:
     CausalLM = nn.Module
 
 FULL, SLIDING, CHUNKED = "full_attention", "sliding_attention", "chunked_attention"
+_OFFSET = 5  # distance between the positions at which the keys of the same tokens are compared
 
 
-def check_adapter(model: CausalLM) -> None:
-    """Raise an error if the model has a PEFT adapter that cannot be applied inside its layers."""
+def check_model(model: CausalLM) -> None:
+    """Raise an error if a model is loaded in a way in which it cannot read a draft tree."""
     adapter = getattr(model, "active_peft_config", None)
     if adapter is not None and adapter.is_prompt_learning:
         raise TargetNotSupported(
             "the target's adapter needs virtual tokens, which only PEFT's own forward method adds",
             expected="an adapter inside the layers, such as LoRA",
             got=adapter.peft_type.value,
-            remedy="use the target without this adapter, or train an adapter of a supported kind",
         )
-
-
-def check_implementation(config: Any) -> None:
-    """Raise an error if the target's attention takes no mask of a draft tree."""
-    name = getattr(config, "_attn_implementation", None) or ""
+    devices = sorted({str(parameter.device) for parameter in model.parameters()})
+    if len(devices) > 1:  # the cache is on a single one
+        raise TargetNotSupported(
+            "the target's weights are on several devices",
+            got=", ".join(devices),
+            remedy='load it with device_map="cuda", and with quantized weights if it does not fit',
+        )
+    name = getattr(model.config.get_text_config(), "_attn_implementation", None) or ""
     if "flash" in name or "/" in name:
         raise TargetNotSupported(
             "the target's implementation of attention takes no mask of a draft tree",
-            expected="sdpa or eager",
             got=name,
             remedy='load it with attn_implementation="sdpa", or "eager" if it does not have that',
         )
 
 
-def check_devices(model: CausalLM) -> None:
-    """Raise an error if the weights are on several devices; the cache is on a single one."""
-    devices = sorted({str(parameter.device) for parameter in model.parameters()})
-    if len(devices) > 1:
-        raise TargetNotSupported(
-            "the target's weights are on several devices",
-            expected="a target on a single device",
-            got=", ".join(devices),
-            remedy='load it with device_map="cuda", and with quantized weights if it does not fit',
-        )
+def cache_argument(module: nn.Module) -> str:
+    """Return the name of the argument with which a model of transformers takes its cache.
+
+    This is `cache`, or `past_key_values` for models of transformers before 5.24.
+    """
+    parameters = inspect.signature(module.forward).parameters
+    return "cache" if "cache" in parameters else "past_key_values"
 
 
 def layer_kinds_of(config: Any, decoder: nn.Module, token_ids: Tensor) -> tuple[str, ...]:
     """Return each layer's attention kind."""
     if getattr(config, "attention_layers", None) is not None:  # GPT-Neo
         raise TargetNotSupported(
-            "the target's layers mask tokens by their index in the cache",
-            expected="layers that mask tokens by the mask that forward() gets",
-            got=type(decoder).__name__,
-            remedy="use another target",
+            f"the layers of {type(decoder).__name__} mask tokens by their index in the cache, and "
+            "not by the mask that forward() gets"
         )
     kinds = getattr(config, "layer_types", None)
     if kinds is None:
@@ -77,7 +75,6 @@ def layer_kinds_of(config: Any, decoder: nn.Module, token_ids: Tensor) -> tuple[
             "the target has layers that cannot process a draft tree",
             expected=f"layers of kind {FULL}, {SLIDING} or {CHUNKED}",
             got=", ".join(unknown),
-            remedy="use a target in which every layer is one of these kinds of attention",
         )
     return tuple(kinds)
 
@@ -99,7 +96,6 @@ def _check_window(decoder: nn.Module, token_ids: Tensor) -> None:
     if not wide.is_meta and torch.equal(wide, narrow):
         raise TargetNotSupported(
             "the target's config sets a sliding window that the target's layers do not apply",
-            expected="a window that forward() and generate() both apply",
             got=type(decoder).__name__,
             remedy="set sliding_window to None in the target's config",
         )
@@ -112,7 +108,6 @@ def check_positions(config: Any, decoder: nn.Module) -> None:
     if "longrope" in {part.get("rope_type") for part in by_kind}:
         raise TargetNotSupported(
             "the target's rotary embedding depends on the current length of the sequence",
-            expected="rotary embeddings that depend only on each token's own position",
             got="longrope",
             remedy="use a target without longrope",
         )
@@ -120,13 +115,12 @@ def check_positions(config: Any, decoder: nn.Module) -> None:
     if not takes_positions or getattr(config, "alibi", False):
         raise TargetNotSupported(
             "the target derives positions from the order of its cache",
-            expected="a target whose forward() takes each token's position as an argument",
             got=f"{type(decoder).__name__}, which uses ALiBi or computes positions internally",
             remedy="use a target with rotary or learned positions",
         )
 
 
-def storing_layers(cache: DynamicCache, config: Any) -> list[object]:
+def storing_layers(cache: DynamicCache, config: Any) -> list[Any]:
     """Return the cache layers that store keys and values of their own.
 
     In some models, the last layers reuse the keys and values of earlier layers.
@@ -139,10 +133,7 @@ def max_position_of(config: Any) -> int:
     """Return the number of positions that a target supports."""
     if not hasattr(config, "max_position_embeddings"):
         raise TargetNotSupported(
-            "the target's config does not contain the number of positions",
-            expected="a config with max_position_embeddings",
-            got=type(config).__name__,
-            remedy="use a target with rotary or learned positions",
+            "the target's config has no max_position_embeddings", got=type(config).__name__
         )
     last = int(config.max_position_embeddings)
     if getattr(config, "attn_temperature_tuning", False):
@@ -158,43 +149,64 @@ def head_shape_of(layer: object) -> HeadShape:
     if not isinstance(keys, Tensor) or not isinstance(values, Tensor) or keys.dim() != 4:
         raise TargetNotSupported(
             "a layer of the target does not store keys and values",
-            expected="key/value attention in every layer",
             got=type(layer).__name__,
             remedy="use a target without recurrent or linear-attention layers",
         )
     return HeadShape(keys.shape[1], keys.shape[3], values.shape[3])
 
 
-def check_width(features: Tensor, table: Tensor) -> None:
-    """Raise an error if embeddings and features are vectors of different widths."""
-    if features.shape[-1] != table.shape[1]:
-        raise TargetNotSupported(
-            "the target's features are not as wide as its embeddings",
-            expected=f"{table.shape[1]} numbers per token",
-            got=features.shape[-1],
-            remedy="use another target",
-        )
+def measured_rotation(
+    decoder: nn.Module, shapes: Sequence[HeadShape], keys_at: Callable[[int], list[Tensor]]
+) -> KeyRotation | None:
+    """Return the rotation of a target's keys; None unless it is the same in all layers.
+
+    If a text is moved by some positions, the hidden states of a target with rotary embeddings stay
+    the same, and each key is rotated by the distance. This is measured in all layers.
+
+    Args:
+        keys_at: function that returns the keys [1, heads, tokens, dim] of each layer for a text
+            that begins at the given position.
+    """
+    rotary = getattr(decoder, "rotary_emb", None)
+    frequencies = getattr(rotary, "inv_freq", None)
+    scale = getattr(rotary, "attention_scaling", 1.0)
+    if not isinstance(frequencies, Tensor) or not isinstance(scale, int | float):
+        return None
+    width = 2 * len(frequencies)
+    if len(set(shapes)) > 1 or (shapes[0].key_dim, shapes[0].value_dim) != (width, width):
+        return None
+    if frequencies.is_meta:  # a target without values, whose memory is estimated
+        return KeyRotation(frequencies=(1.0,) * len(frequencies), scale=float(scale))
+    angles = (_OFFSET * frequencies.float()).to(torch.float32)
+    cos, sin = angles.cos(), angles.sin()
+    for start, moved in zip(keys_at(0), keys_at(_OFFSET), strict=True):
+        first, second = start.float().chunk(2, dim=-1)
+        turned = torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1)
+        bound = _tolerance(start.dtype) * turned.abs().max()
+        if not (turned - moved.float()).abs().max() <= bound:
+            return None
+    return KeyRotation(frequencies=tuple(frequencies.float().tolist()), scale=float(scale))
 
 
 def check_reproduces(got: Tensor, expected: Tensor, name: str) -> None:
     """Raise an error if the adapter does not reproduce a model's logits up to rounding."""
     if expected.is_meta:  # a tensor with a shape but no values
         return
-    own = expected.float()
-    finite = own.isfinite()
-    if not (own < float("inf")).all() or not finite.any():
+    logits = expected.float()
+    finite = logits.isfinite()
+    if not (logits < float("inf")).all() or not finite.any():
         raise TargetNotSupported(
             f"the logits of {name} are not finite numbers, also without this package",
             remedy="check the weights of the target, or load it in another dtype",
         )
-    tolerance = 1e-3 if expected.dtype == torch.float32 else 5e-2
+    tolerance = _tolerance(expected.dtype)
     # A few huge logits, such as those of tokens that can never be chosen, allow no larger
     # differences elsewhere.
-    typical = own[finite].abs().median().clamp(min=0.25)
-    allowed = tolerance * own.abs().maximum(4 * typical)
+    typical = logits[finite].abs().median().clamp(min=0.25)
+    allowed = tolerance * logits.abs().maximum(4 * typical)
     error = float("inf")
-    if got.shape == own.shape and torch.equal(got.isfinite(), finite):
-        error = ((got.float() - own).abs() / allowed)[finite].max().item() * tolerance
+    if got.shape == logits.shape and torch.equal(got.isfinite(), finite):
+        error = ((got.float() - logits).abs() / allowed)[finite].max().item() * tolerance
     if error > tolerance:
         raise TargetNotSupported(
             f"the adapter does not reproduce the logits of {name}",
@@ -203,3 +215,8 @@ def check_reproduces(got: Tensor, expected: Tensor, name: str) -> None:
             remedy='load the target with attn_implementation="eager" and without quantized '
             "activations, or report this model family as unsupported",
         )
+
+
+def _tolerance(dtype: torch.dtype) -> float:
+    """Return the relative error that rounding in many layers may have."""
+    return 1e-3 if dtype == torch.float32 else 5e-2

@@ -1,8 +1,9 @@
 """The modules that a target computes with: the model's own, or copies that share its tensors."""
 
+import copy
 from collections.abc import Sequence
 from functools import partial
-from typing import NamedTuple, cast
+from typing import Any, NamedTuple, cast
 from weakref import WeakKeyDictionary
 
 import psutil
@@ -10,33 +11,63 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from jakiro.errors import TargetNotSupported
-from jakiro.target.attention import (
-    BATCH_INVARIANT,
-    GROUPED,
-    obstacle_to_invariance,
-)
+from jakiro.target.attention import GROUPED
 from jakiro.target.checks import CausalLM
 from jakiro.target.fused_decoder import Trial, are_alike, fuse_decoder
-from jakiro.target.independent_rows import SMALL, DoubleLinear, with_independent_rows
-from jakiro.target.mapped_memory import MappedMemory
-from jakiro.target.packed_linear import (
+from jakiro.target.independent_rows import (
+    BATCH_INVARIANT,
+    SMALL,
+    DoubleLinear,
+    obstacle_to_invariance,
+    with_independent_rows,
+)
+from jakiro.target.weights import (
+    MappedMemory,
     PackedLinear,
     can_pack,
     has_adapters,
     joined_weights,
     packed_bytes,
+    version_of,
     with_products,
 )
-from jakiro.target.sharing import sharing_copy, with_attention
-from jakiro.target.weight_copies import version_of
 
 MEMORY_SHARE = 0.5  # largest share of the available memory that copied weights may take
+
+
+def sharing_copy(model: nn.Module) -> nn.Module:
+    """Return a copy of a model that shares all tensors, linear layers and configs."""
+    # Linear layers are shared, too: all copies then use the same reordered weights, and notice if
+    # a weight is replaced.
+    layers = [module for module in model.modules() if type(module) is nn.Linear]
+    shared: dict[int, Any] = {id(layer): layer for layer in layers}
+    shared |= {id(tensor): tensor for tensor in model.parameters()}
+    shared |= {id(tensor): tensor for tensor in model.buffers()}
+    configs = (getattr(module, "config", None) for module in model.modules())
+    shared |= {id(config): config for config in configs if config is not None}
+    return copy.deepcopy(model, shared)
+
+
+def with_attention(module: nn.Module, implementation: str) -> nn.Module:
+    """Set how a copy of a model computes attention, and return the copy."""
+    replaced: dict[int, Any] = {}
+    for part in module.modules():
+        config = getattr(part, "config", None)
+        if config is None or not hasattr(config, "_attn_implementation"):
+            continue
+        if id(config) not in replaced:
+            replaced[id(config)] = copy.deepcopy(config)
+            replaced[id(config)]._attn_implementation = implementation
+        part.config = replaced[id(config)]
+    return module
 
 
 class Modules(NamedTuple):
     """Layers and output embeddings to compute with.
 
     Attributes:
+        is_packed: whether the weights are copies that are reordered for the CPU.
+        num_fused: number of layers that compute with few operators.
         versions: versions of the model's parameters when they were copied; empty without copies.
     """
 
@@ -50,7 +81,7 @@ class Modules(NamedTuple):
 class ComputeModules:
     """Chooses the layers and output embeddings to compute with; the model itself never changes.
 
-    All adapters of a model share its copies.
+    All adapters of a model share its copies. The attributes are those of `Modules`.
     """
 
     def __init__(self, model: CausalLM, decoder: nn.Module) -> None:
@@ -58,27 +89,10 @@ class ComputeModules:
         self._decoder = decoder
         self.is_batch_invariant, self._reorders = False, True
         self._trial: Trial | None = None
-        self._chosen = self._own
+        self._use(self._originals())
 
-    @property
-    def layers(self) -> nn.Module:
-        """The decoder, or a copy of it."""
-        return self._chosen.layers
-
-    @property
-    def output(self) -> nn.Module:
-        """The output embeddings, or a copy of them."""
-        return self._chosen.output
-
-    @property
-    def is_packed(self) -> bool:
-        """Whether the weights are copies that are reordered for the CPU."""
-        return self._chosen.is_packed
-
-    @property
-    def num_fused(self) -> int:
-        """The number of layers that compute with few operators."""
-        return self._chosen.num_fused
+    def _use(self, modules: Modules) -> None:
+        self.layers, self.output, self.is_packed, self.num_fused, self._copied = modules
 
     def fuse(self, trial: Trial, *, batch_invariant: bool = False, reorders: bool = True) -> None:
         """Compute with layers of few operators and, on a CPU, with joined and reordered weights.
@@ -101,13 +115,12 @@ class ComputeModules:
 
     def follow_changes(self) -> None:
         """Copy the weights again if the model's were replaced or changed in place."""
-        if self._chosen.versions and self._chosen.versions != self._versions():
+        if self._copied and self._copied != self._versions():
             if self.is_batch_invariant:
                 refuse_invariance_if(obstacle_to_invariance(self._model))
             self._choose()
 
-    @property
-    def _own(self) -> Modules:
+    def _originals(self) -> Modules:
         return Modules(self._decoder, self._model.get_output_embeddings())
 
     def _versions(self) -> tuple[object, ...]:
@@ -115,19 +128,18 @@ class ComputeModules:
 
     def _choose(self) -> None:
         if has_adapters(self._model):
-            self._chosen = self._own
+            self._use(self._originals())
             return
         copies = _copies.setdefault(self._model, {})
         key = self.is_batch_invariant, self._reorders
-        known = copies.get(key)
-        if known is None or known.versions != self._versions():
-            known = copies[key] = self._copied()
-        self._chosen = known
+        if key not in copies or copies[key].versions != self._versions():
+            copies[key] = self._copy()
+        self._use(copies[key])
 
-    def _copied(self) -> Modules:
+    def _copy(self) -> Modules:
         assert self._trial is not None
         layers = self._with_attention(sharing_copy(self._decoder))
-        output = sharing_copy(self._own.output)
+        output = sharing_copy(self._originals().output)
         most = MEMORY_SHARE * psutil.virtual_memory().available
         is_packed = self._reorders and can_pack(self._model) and packed_bytes(self._model) <= most
         make = partial(self._product, MappedMemory()) if is_packed else None

@@ -23,8 +23,8 @@ from jakiro.target.fused_layer import (
     FusedLayer,
     are_close,
 )
-from jakiro.target.packed_linear import MakeProduct, is_altered
 from jakiro.target.step import StepInput, chain_step
+from jakiro.target.weights import MakeProduct, is_altered
 
 
 class Trial(NamedTuple):
@@ -193,7 +193,7 @@ def _outputs(
         if not isinstance(output, Tensor):
             raise TypeError
         outputs.append(output)
-    outputs += [part for each in cache.slot_layers for part in (each.keys, each.values)]
+    outputs += [part for slots in cache.slot_layers for part in (slots.keys, slots.values)]
     return outputs
 
 
@@ -247,12 +247,12 @@ class _Frame:
 def _fuse_frame(decoder: nn.Module, trial: Trial) -> None:
     """Leave out the code of transformers around the layers if all outputs are the same bits."""
     weight = next(decoder.parameters())
-    own, is_equal = decoder.forward, True
+    forward, is_equal = decoder.forward, True
 
     def both(**arguments: Any) -> Any:
         nonlocal is_equal
         arguments["output_hidden_states"] = True
-        output, got = own(**arguments), frame(**arguments)
+        output, got = forward(**arguments), frame(**arguments)
         pairs = zip(output.hidden_states, got.hidden_states or (), strict=True)
         is_equal = is_equal and all(torch.equal(*pair) for pair in pairs)
         return output

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.nn.functional import layer_norm, rms_norm
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
-from jakiro.target.packed_linear import MakeProduct
+from jakiro.target.weights import MakeProduct
 from moa.norm import rms_norm_on_cpu
 
 States = Float[Tensor, "batch queries hidden"]
@@ -140,7 +140,7 @@ class FusedLayer(nn.Module):
         inputs = _parts(attention, QUERY_KEY_VALUE)
         self.qkv, self.output = joined_product(inputs, make), joined_product([output], make)
         num_queries = output.in_features // self.dim
-        num_keys = (sum(each.out_features for each in inputs) // self.dim - num_queries) // 2
+        num_keys = (sum(layer.out_features for layer in inputs) // self.dim - num_queries) // 2
         self.heads = (num_queries, num_keys, num_keys)
         norms = [norm for norm in _parts(attention, NORMS_OF_HEADS) if norm is not None]
         is_wide = any(norm.weight.numel() != self.dim for norm in norms)
@@ -150,7 +150,7 @@ class FusedLayer(nn.Module):
     def _take_feed_forward(self, mlp: Any, make: MakeProduct | None) -> None:
         inputs, down = _parts(mlp, GATE_UP), getattr(mlp, "down_proj", None)
         self.mlp = None
-        if not inputs or any(type(each) is not nn.Linear for each in (*inputs, down)):
+        if not inputs or any(type(layer) is not nn.Linear for layer in (*inputs, down)):
             self.mlp = mlp  # such as experts
             return
         self.gate_up, self.down = joined_product(inputs, make), joined_product([down], make)
@@ -226,10 +226,10 @@ def _part(owner: nn.Module, *names: str) -> Any:
     Raises:
         Unfusable: there is none.
     """
-    found = next((getattr(owner, name) for name in names if hasattr(owner, name)), None)
-    if found is None:
+    name = next((name for name in names if hasattr(owner, name)), None)
+    if name is None:
         raise Unfusable
-    return found
+    return getattr(owner, name)
 
 
 def _parts(owner: nn.Module, alternatives: Sequence[tuple[str, ...]]) -> list[Any]:
@@ -240,7 +240,7 @@ def _parts(owner: nn.Module, alternatives: Sequence[tuple[str, ...]]) -> list[An
 
 def _attention_function(attention: Any) -> Callable[..., tuple[Tensor, Any]]:
     """Return the attention that is set for a family, with the arguments that it always gets."""
-    own: Any = vars(sys.modules[type(attention).__module__])["eager_attention_forward"]
+    eager: Any = vars(sys.modules[type(attention).__module__])["eager_attention_forward"]
     name = attention.config._attn_implementation
     options: dict[str, Any] = {"dropout": 0.0, "scaling": attention.scaling}
     if getattr(attention, "sliding_window", None) is not None:
@@ -249,7 +249,7 @@ def _attention_function(attention: Any) -> Callable[..., tuple[Tensor, Any]]:
         options["softcap"] = attention.attn_logit_softcapping
     if getattr(attention, "sinks", None) is not None:
         options["s_aux"] = attention.sinks
-    return partial(ALL_ATTENTION_FUNCTIONS.get_interface(name, own), attention, **options)
+    return partial(ALL_ATTENTION_FUNCTIONS.get_interface(name, eager), attention, **options)
 
 
 def _fast_norm(norm: nn.Module | None) -> Norm:
@@ -260,14 +260,14 @@ def _fast_norm(norm: nn.Module | None) -> Norm:
         return _identity
     if not isinstance(weight, Tensor) or weight.dim() != 1 or eps is None:
         return norm
-    shape, own = (len(weight),), weight.detach().float()
+    shape, gain = (len(weight),), weight.detach().float()
     x = 3 * torch.randn(3, *shape, device=weight.device) + 1
     expected: Tensor = deepcopy(norm).float()(x)
-    for scale in (own, 1 + own) if bias is None else ():
+    for scale in (gain, 1 + gain) if bias is None else ():
         if are_close(rms_norm(x, shape, scale, eps), expected):
             return _fast_rms_norm(scale, weight.dtype, eps)
     shift = None if bias is None else bias.detach().float()
-    if are_close(layer_norm(x, shape, own, shift, eps), expected):
+    if are_close(layer_norm(x, shape, gain, shift, eps), expected):
         shift = None if bias is None else bias.detach()
         return partial(
             layer_norm, normalized_shape=shape, weight=weight.detach(), bias=shift, eps=eps
@@ -301,8 +301,8 @@ def _prepared(angles: tuple[Angles, Angles], rotation: Rotation) -> tuple[Tensor
     All layers of a step share them.
     """
     cos, sin = angles
-    owner, known = sin, getattr(sin, "_prepared", {})
-    if rotation not in known:
+    owner, by_rotation = sin, getattr(sin, "_prepared", {})
+    if rotation not in by_rotation:
         half = sin.shape[-1] // 2
         if rotation == "halves":
             signed = torch.cat((-sin[..., :half], sin[..., half:]), dim=-1)
@@ -310,11 +310,11 @@ def _prepared(angles: tuple[Angles, Angles], rotation: Rotation) -> tuple[Tensor
             cos, signed = torch.cat((cos, cos), dim=-1), torch.cat((-sin, sin), dim=-1)
         else:
             if rotation == "neighbours, once":
-                cos, sin = (each[..., :half].repeat_interleave(2, dim=-1) for each in (cos, sin))
+                cos, sin = (part[..., :half].repeat_interleave(2, dim=-1) for part in angles)
             signed = torch.stack((-sin[..., ::2], sin[..., 1::2]), dim=-1).flatten(-2)
-        known[rotation] = cos.unsqueeze(2), signed.unsqueeze(2), rotation
-        owner._prepared = known  # type: ignore[attr-defined]
-    prepared: tuple[Tensor, Tensor, Rotation] = known[rotation]
+        by_rotation[rotation] = cos.unsqueeze(2), signed.unsqueeze(2), rotation
+        owner._prepared = by_rotation  # type: ignore[attr-defined]
+    prepared: tuple[Tensor, Tensor, Rotation] = by_rotation[rotation]
     return prepared
 
 

@@ -4,12 +4,17 @@ Kernels for a CPU add the products of a single row in another order than those o
 torch multiplies small matrices, and those in float32, with still other kernels. A function of
 single numbers may be computed by other instructions at the end of a tensor. In a copy of a target,
 `with_independent_rows` replaces all parts where this changes the result.
+
+Attention is computed in float64. The products of half-precision numbers are then exact, and so are
+their sums, except for errors that are far below the rounding of the result. The result therefore
+depends neither on the order of the keys in the cache, nor on hidden slots, nor on the number of
+queries and sequences.
 """
 
 from collections.abc import Callable
 from functools import partial
 from inspect import signature
-from typing import Any
+from typing import Any, cast
 
 import torch
 from jaxtyping import Float, Int
@@ -17,13 +22,28 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.nn.functional import linear
 from torch.overrides import TorchFunctionMode
+from transformers import PreTrainedModel
 from transformers.activations import ACT2CLS
 from transformers.pytorch_utils import Conv1D
+
+from jakiro.target.attention import (
+    Attended,
+    Keys,
+    Mask,
+    Queries,
+    Values,
+    grouped,
+    register,
+    ungrouped,
+)
+from jakiro.target.weights import has_adapters
+from jakiro.utils.dtype_names import dtype_name
 
 # Up to 4,096 products, torch 2.13 does not use oneDNN. With two rows, this concerns up to 2,048
 # weights, such as those of the gate of a shared expert; larger ones of the kind have a single
 # output.
 SMALL = 8192  # largest number of weights of a linear layer that is computed in float64
+CHUNK = 128  # number of queries whose scores are computed together
 
 Forward = Callable[..., Any]
 
@@ -100,8 +120,8 @@ def _is_activation(module: nn.Module) -> bool:
 
 def _product(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:  # noqa: A002
     """Return what `linear` returns, computed in float64; arguments have the same names."""
-    own = None if bias is None else bias.double()
-    return linear(input.double(), weight.double(), own).to(input.dtype)
+    bias = None if bias is None else bias.double()
+    return linear(input.double(), weight.double(), bias).to(input.dtype)
 
 
 _ELEMENTWISE = {Tensor.sigmoid, torch.sigmoid, functional.sigmoid, functional.softplus}
@@ -156,3 +176,53 @@ def _looked_up(forward: Forward, table: Tensor, x: Tensor) -> Tensor:
     if x.dtype != table.dtype:
         return forward(x)
     return table[x.view(torch.int16).int() + 2**15]
+
+
+def batch_invariant_attention(
+    module: nn.Module,
+    query: Queries,
+    key: Keys,
+    value: Values,
+    attention_mask: Mask,
+    scaling: float | None = None,
+    softcap: float | None = None,
+    **options: Any,
+) -> tuple[Attended, None]:
+    """Return the attention of queries, rounded independently of other queries and sequences."""
+    scale = query.shape[-1] ** -0.5 if scaling is None else scaling
+    keys, values = key.double().transpose(2, 3), value.double()
+    parts = []
+    for queries, mask in zip(
+        query.split(CHUNK, dim=2), attention_mask.split(CHUNK, dim=2), strict=True
+    ):
+        scores = grouped(queries, key.shape[1]).double() @ keys * scale
+        if softcap is not None:
+            scores = softcap * torch.tanh(scores / softcap)
+        scores += mask.repeat(1, 1, query.shape[1] // key.shape[1], 1)
+        parts.append(ungrouped((scores.softmax(dim=-1) @ values).to(value.dtype), queries))
+    return torch.cat(parts, dim=1), None
+
+
+BATCH_INVARIANT = register("jakiro_batch_invariant", batch_invariant_attention)
+
+
+def obstacle_to_invariance(model: nn.Module) -> str | None:
+    """Return why the attention of a model cannot be made batch-invariant; None if it can.
+
+    PEFT adapters may be switched on and off, which a copy of the layers would not notice.
+    """
+    config: Any = model.config
+    weights = list(model.parameters())
+    if any(weight.device.type != "cpu" for weight in weights):
+        return f"weights on {weights[0].device}"
+    if weights[0].dtype not in (torch.bfloat16, torch.float16):
+        return dtype_name(weights[0].dtype)
+    if has_adapters(model):
+        return "a PEFT adapter"
+    if any(hasattr(module, "sinks") for module in model.modules()):
+        return "attention with sinks"
+    if config._attn_implementation not in ("sdpa", "eager"):
+        return f"attn_implementation={config._attn_implementation!r}"
+    if not cast(PreTrainedModel, model)._can_set_attn_implementation():
+        return f"attention of {type(model).__name__}, which cannot be replaced"
+    return None

@@ -11,8 +11,7 @@ from transformers import PreTrainedTokenizerBase
 
 from jakiro.errors import TargetMismatch
 from jakiro.target.adapter import TargetSpec
-from jakiro.target.attention_shape import AttentionShape
-from jakiro.target.key_rotation import KeyRotation
+from jakiro.target.attention_shape import AttentionShape, KeyRotation
 from jakiro.utils.files import fingerprint
 from jakiro.utils.logs import get_logger
 from jakiro.utils.settings import Settings

@@ -6,12 +6,12 @@ from typing import Any
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
-from transformers.cache_utils import Cache, CacheLayerMixin
+from transformers.cache_utils import Cache
 
 from jakiro.errors import TargetNotSupported
 from jakiro.target.adapter import TargetAdapter
-from jakiro.target.cache import SlotCache, write_kv
-from jakiro.target.cache_argument import cache_argument
+from jakiro.target.cache import PlacedLayer, SlotCache, write_kv
+from jakiro.target.checks import cache_argument
 
 TailKV = tuple[Float[Tensor, "batch heads tokens dim"], ...]  # layer by layer: keys, then values
 
@@ -35,14 +35,8 @@ class TargetTail:
 
     def new_cache(self, batch: int, capacity: int) -> SlotCache:
         """Return an empty cache for the keys and values of the tail layers."""
-        return SlotCache(
-            self.shapes,
-            batch,
-            capacity,
-            self.target.dtype,
-            self.target.device,
-            first_layer=self.input_state,
-        )
+        kind = (self.target.dtype, self.target.device)
+        return SlotCache(self.shapes, batch, capacity, *kind, first_layer=self.input_state)
 
     def kv(self, cache: SlotCache, slots: Int[Tensor, "batch tokens"]) -> TailKV:
         """Return the keys and values that the target cached in the tail layers at `slots`."""
@@ -118,16 +112,7 @@ class JoinedCache(Cache):
         super().__init__(layers=[*layers[:1] * first_layer, *layers])
 
 
-class _JoinedLayer(CacheLayerMixin):
-    is_sliding = False
-    keys: Tensor
-    values: Tensor
-
-    def __init__(self, keys: Tensor, values: Tensor) -> None:
-        super().__init__()
-        self.keys, self.values = keys, values
-        self.is_initialized = True
-
+class _JoinedLayer(PlacedLayer):
     def update(
         self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any
     ) -> tuple[Tensor, Tensor]:
@@ -135,17 +120,6 @@ class _JoinedLayer(CacheLayerMixin):
         self.keys = torch.cat((self.keys.to(key_states.dtype), key_states), dim=2)
         self.values = torch.cat((self.values.to(value_states.dtype), value_states), dim=2)
         return self.keys, self.values
-
-    def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
-        """Do nothing, because the first keys and values are given at construction."""
-
-    def get_seq_length(self) -> int:
-        """Return 0, because each forward pass receives positions as an argument."""
-        return 0
-
-    def get_max_length(self) -> int:
-        """Return -1, which means that the length is unlimited."""
-        return -1
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
         """Return (number of keys, offset), for models that derive a mask's size from the cache."""

@@ -5,8 +5,13 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from jakiro.config import config_for
 from jakiro.drafter import JakiroDrafter
-from jakiro.drafter_settings import DrafterSettings, ExpertsSettings, MemorySettings, TrunkSettings
-from jakiro.levels.schedule import ScheduleSettings
+from jakiro.drafter_settings import (
+    DrafterSettings,
+    ExpertsSettings,
+    MemorySettings,
+    ScheduleSettings,
+    TrunkSettings,
+)
 from jakiro.target.adapter import TargetAdapter
 from jakiro.target.record import record_target
 

@@ -13,7 +13,7 @@ from jakiro import JakiroDrafter
 from jakiro.draft_head import DraftHead
 from jakiro.errors import CheckpointError
 from jakiro.target.adapter import TargetAdapter
-from jakiro.target.weight_forms import WeightForm, allows_form
+from jakiro.target.weights import WeightForm, allows_form
 
 IDS = torch.tensor([1, 4, 5, 17, 40, 60])
 OTHERS: tuple[WeightForm, ...] = ("packed", "bfloat16", "int8")
@@ -101,12 +101,17 @@ def _replace(folder: Path, ids: torch.Tensor | None) -> None:
     save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
 
 
-@pytest.mark.parametrize("form", FORMS)
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize(
+    ("form", "family"),
+    [("packed", family) for family in FAMILIES]
+    + [(form, "phi") for form in FORMS if form != "packed"],
+)
 @torch.inference_mode()
 def test_logits_in_other_forms_are_close_to_those_of_the_head(
     form: WeightForm, family: str
 ) -> None:
+    if form not in FORMS:
+        pytest.skip(f"this machine does not compute with {form}")
     target = TargetAdapter(tiny_family(family))
     features = torch.randn(2, 3, 1, 2, target.spec.hidden_size)
     if family == "phi":

@@ -11,8 +11,8 @@ from torch.utils.checkpoint import checkpoint
 
 from jakiro.drafter import JakiroDrafter
 from jakiro.experts import ExpertsOutput
-from jakiro.levels.transfer import PseudoRows, with_features
-from jakiro.target.masks import same_document
+from jakiro.levels import PseudoRows, with_features
+from jakiro.target.step import same_document
 from jakiro.target.tail import JoinedCache, TargetTail
 from moa.attention import KV, KVStore
 from moa.trunk import TrunkInputs

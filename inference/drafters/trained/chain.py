@@ -11,7 +11,7 @@ from inference.drafters.trained.drafter import TrainedSession
 from inference.sampling.random_numbers import StepRandom
 from inference.trees.builder import TreeBuilder, TreeLevel
 from inference.trees.shape import TreeShape
-from jakiro.target.attention_kernels import without_cudnn
+from jakiro.target.attention import without_cudnn
 
 
 class TrainedChain:

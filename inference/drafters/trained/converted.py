@@ -10,16 +10,15 @@ from torch import Tensor, nn
 
 from jakiro.drafter import JakiroDrafter
 from jakiro.experts import MixtureOfExperts
+from jakiro.target.compute_modules import sharing_copy
 from jakiro.target.ends import TargetEnds
-from jakiro.target.packed_linear import has_adapters
-from jakiro.target.sharing import sharing_copy
-from jakiro.target.weight_copies import WeightCopy
-from jakiro.target.weight_forms import (
+from jakiro.target.weights import (
     CONVERT,
     Product,
+    WeightCopy,
     WeightForm,
     allows_form,
-    product_with,
+    has_adapters,
 )
 
 # As few bytes as the weights have without being quantized, in the order of the processor.
@@ -95,7 +94,7 @@ def _convert_stack(form: WeightForm) -> Callable[[Tensor], list[Product]]:
 
     def convert(stack: Tensor) -> list[Product]:
         matrices = stack.detach().flatten(0, -3)
-        return [product_with(matrix.T, None, form) for matrix in matrices]
+        return [CONVERT[form](matrix.T, None) for matrix in matrices]
 
     return convert
 

@@ -28,12 +28,12 @@ from inference.trees.shape import TreePlan, TreeShape
 from jakiro.drafter import JakiroDrafter
 from jakiro.errors import ConfigError
 from jakiro.target.adapter import TargetAdapter, compile_mode
-from jakiro.target.attention_kernels import without_cudnn
+from jakiro.target.attention import without_cudnn
 from jakiro.target.ends import TargetEnds
 from jakiro.target.record import check_target, check_tokenizer
 from jakiro.target.step import StepOutput
 from jakiro.target.tail import TargetTail
-from jakiro.target.weight_forms import WeightForm
+from jakiro.target.weights import WeightForm
 
 
 class TrainedDrafter(Drafter):

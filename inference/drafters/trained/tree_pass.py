@@ -8,9 +8,9 @@ from inference.drafters.trained.kv import DrafterCache, TreeTrunkInputs
 from inference.trees.builder import TreeLevel
 from jakiro.draft_head import DraftHead
 from jakiro.experts import ExpertsOutput, posterior_log_weights
-from jakiro.levels.transfer import PseudoRows, with_features
+from jakiro.levels import PseudoRows, with_features
 from jakiro.target.cache import SlotCache
-from jakiro.target.masks import positions_in_slots, slot_mask
+from jakiro.target.step import positions_in_slots, slot_mask
 from jakiro.target.tail import TargetTail
 
 

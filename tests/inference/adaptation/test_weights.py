@@ -18,7 +18,7 @@ from inference.adaptation.weights import (
 from inference.drafters.trained.drafter import TrainedDrafter, default_tree
 from jakiro.errors import CheckpointError
 from jakiro.target.adapter import TargetAdapter
-from jakiro.target.weight_forms import WEIGHT_FORMS, WeightForm
+from jakiro.target.weights import WEIGHT_FORMS, WeightForm
 from training.input_settings import LoraSettings
 from training.setup.adapters import add_adapters
 

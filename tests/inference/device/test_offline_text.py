@@ -34,7 +34,7 @@ from inference.drafters.small_lm import SmallLMDrafter, SmallLMSettings
 from inference.protocol import Drafter
 from inference.remote.messages import OpenSession, SessionOpened
 from jakiro.errors import ConfigError, ResourceError
-from jakiro.target.device_target import DESCRIPTION_FILE
+from jakiro.target.ends import DESCRIPTION_FILE
 
 PROMPT = [5, 6, 7, 5, 6, 7, 5]
 GREEDY: dict[str, Any] = {"temperature": 0.0, "max_new_tokens": 24}

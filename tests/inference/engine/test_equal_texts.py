@@ -25,11 +25,8 @@ from jakiro.drafter_settings import DrafterSettings
 from jakiro.errors import TargetNotSupported
 from jakiro.target import compute_modules, independent_rows
 from jakiro.target.adapter import TargetAdapter
-from jakiro.target.attention import (
-    BATCH_INVARIANT,
-    batch_invariant_attention,
-    grouped_attention,
-)
+from jakiro.target.attention import grouped_attention
+from jakiro.target.independent_rows import BATCH_INVARIANT, batch_invariant_attention
 
 PROMPTS = ([1, 2, 3, 1, 2], [4 + index % 7 for index in range(23)])
 NEW = 24

@@ -17,7 +17,7 @@ from inference.engine.lane import Lane
 from inference.engine.pipeline import Pipeline
 from inference.sampling.batch import BatchSampling
 from inference.trees.shape import TreeShape
-from jakiro.target import packed_linear
+from jakiro.target import weights
 from jakiro.target.adapter import TargetAdapter
 
 TREES = {
@@ -37,7 +37,7 @@ QUICK = {
 @pytest.fixture(autouse=True)
 def _recorded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(device_step, "RecordedFunction", Recorded)
-    monkeypatch.setattr(packed_linear, "_works", lambda _: False)  # such weights are not copied
+    monkeypatch.setattr(weights, "_can_multiply", lambda _: False)  # such weights are not copied
     monkeypatch.setattr(pipeline, "STRIDE", 64)
     monkeypatch.setattr(accept_batched._Descent, "_is_over", lambda self: False)
     monkeypatch.setattr("helpers.lanes.Lane", partial(Lane, captured=True))

@@ -15,7 +15,7 @@ from inference.device import RemoteDecoder, loading
 from jakiro.config import config_for
 from jakiro.drafter import JakiroDrafter
 from jakiro.target.adapter import TargetAdapter
-from jakiro.target.device_target import DeviceTarget
+from jakiro.target.ends import DeviceTarget
 from jakiro.target.record import record_target
 
 GREEDY = ["--temperature", "0", "--max-new-tokens", "12"]

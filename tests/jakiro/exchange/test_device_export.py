@@ -14,7 +14,7 @@ from jakiro.drafter import JakiroDrafter
 from jakiro.errors import CheckpointError, ConfigError, TargetMismatch
 from jakiro.exchange.device_export import export_device
 from jakiro.target.adapter import TargetAdapter
-from jakiro.target.device_target import (
+from jakiro.target.ends import (
     DESCRIPTION_FILE,
     WEIGHTS_FILE,
     EmbeddingForm,

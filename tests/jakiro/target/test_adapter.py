@@ -1,5 +1,6 @@
 """The target adapter and its cache: trees, packing and commits reproduce the model's logits."""
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,9 +14,8 @@ from inference.drafters.lookup import LookupDrafter
 from jakiro.errors import TargetMismatch, TargetNotSupported
 from jakiro.target.adapter import TargetAdapter
 from jakiro.target.checks import check_reproduces
-from jakiro.target.masks import ancestor_matrix
 from jakiro.target.record import check_target, record_target
-from jakiro.target.step import StepInput, chain_step
+from jakiro.target.step import StepInput, ancestor_matrix, chain_step
 
 # Forward passes of other shapes round differently; the difference depends on the processor.
 CLOSE = {"rtol": 1e-4, "atol": 1e-4}
@@ -163,3 +163,16 @@ def test_a_target_that_computes_no_numbers_is_named_as_the_cause() -> None:
     torch.nn.init.constant_(model.model.norm.weight, float("nan"))
     with pytest.raises(TargetNotSupported, match="not finite numbers, also without this package"):
         TargetAdapter(model)
+
+
+def test_relative_paths_of_targets_become_absolute_and_other_names_stay(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "latest").symlink_to(tmp_path / "folder")
+    spec = TargetAdapter(tiny_llama()).spec
+    names = ("./folder", "latest", str(tmp_path / "folder"), "owner/model", "")
+    recorded = [record_target(spec, name).name_or_path for name in names]
+    folder, link = str(tmp_path / "folder"), str(tmp_path / "latest")
+    assert recorded == [folder, link, folder, "owner/model", ""]

@@ -1,22 +1,31 @@
-"""Attention equals that of transformers up to rounding; one form is batch-invariant."""
+"""Attention equals that of transformers up to rounding, also in parts, and never needs cuDNN."""
 
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import pytest
 import torch
-from helpers.models import tiny_llama
-from torch import nn
+from helpers.models import tiny_drafter, tiny_llama
+from torch import Tensor, nn
+from torch.nn.functional import scaled_dot_product_attention
+from torch.overrides import TorchFunctionMode
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
+from inference import SpeculativeDecoder
 from jakiro.target import adapter, attention
 from jakiro.target.adapter import TargetAdapter
 from jakiro.target.attention import (
-    batch_invariant_attention,
+    attend_in_parts,
     grouped_attention,
+    kernel_of_cpu,
+    kernel_on,
+    num_parts,
+    without_cudnn,
 )
+from jakiro.target.independent_rows import batch_invariant_attention
 from jakiro.target.step import chain_step
 
-BF16 = torch.bfloat16
+BF16, CPU, GPU = torch.bfloat16, torch.device("cpu"), torch.device("cuda")
 
 
 class _Layer(nn.Module):
@@ -100,3 +109,134 @@ def test_a_soft_cap_bounds_the_scores() -> None:
     keys, values = (part.repeat_interleave(3, dim=1) for part in (key, value))
     scores = 2.0 * torch.tanh(9 * query @ keys.transpose(2, 3) / 4 / 2.0) + mask
     torch.testing.assert_close(got, (scores.softmax(-1) @ values).transpose(1, 2))
+
+
+def _long_inputs(queries: int, slots: int, kind: str, dtype: torch.dtype) -> tuple[Tensor, ...]:
+    """Return queries, views of longer keys and values, and a mask."""
+    generator = torch.Generator().manual_seed(queries * slots)
+    query = torch.randn(1, 2, queries, 16, generator=generator).to(dtype)
+    key, value = torch.randn(2, 1, 2, slots + 64, 16, generator=generator).to(dtype)
+    places = torch.arange(slots)
+    positions = slots - queries + torch.arange(queries)[:, None]
+    is_seen = places <= positions
+    if kind == "sliding":
+        is_seen &= positions - places < 40
+    if kind == "short":
+        is_seen = (places < 9).expand(queries, -1)
+    mask = torch.where(is_seen, 0.0, torch.finfo(dtype).min / 2).to(dtype)
+    return query, key[:, :, :slots], value[:, :, :slots], mask[None, None]
+
+
+@pytest.mark.parametrize(("queries", "parts"), [(1, 6), (61, 2)])
+@pytest.mark.parametrize("kind", ["full", "sliding", "short"])
+def test_parts_are_weighted_as_one_whole(kind: str, queries: int, parts: int) -> None:
+    query, key, value, mask = _long_inputs(queries, 6 * 64, kind, torch.float32)
+    expected = scaled_dot_product_attention(query, key, value, attn_mask=mask, scale=0.3)
+    got = attend_in_parts(query, key, value, mask, 0.3, parts, kernel_of_cpu)
+    assert got.shape == expected.shape
+    assert torch.allclose(got, expected, atol=2e-6)
+
+
+def test_half_precision_is_as_exact_as_attention_to_all_keys_at_once() -> None:
+    query, key, value, mask = _long_inputs(8, 6 * 64, "full", BF16)
+    exact = scaled_dot_product_attention(
+        *(part.double() for part in (query, key, value)), attn_mask=mask.double()
+    )
+    whole = scaled_dot_product_attention(query, key, value, attn_mask=mask)
+    got = attend_in_parts(query, key, value, mask, None, 3, kernel_of_cpu)
+    assert got.dtype == BF16
+    assert (got - exact).abs().max() <= 2 * (whole - exact).abs().max()
+
+
+def test_parts_have_equal_sizes_and_keep_all_processors_busy() -> None:
+    # 61 queries of an 8B target on 132 processors are 32 blocks.
+    for num_blocks, num_keys, expected in ((32, 8192, 4), (8, 512, 1), (32, 64 * 129, 3)):
+        assert num_parts(num_blocks, num_keys, num_processors=132) == expected
+
+
+def test_a_kernel_that_is_wrong_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    def without_weights(*args: Any) -> tuple[Tensor, Tensor]:
+        attended, log_sums = kernel_of_cpu(*args)
+        return attended, torch.zeros_like(log_sums)
+
+    def missing(*args: Any) -> tuple[Tensor, Tensor]:
+        raise AttributeError("there is no such operator")
+
+    for kernel, is_used in ((kernel_of_cpu, True), (without_weights, False), (missing, False)):
+        kernel_on.cache_clear()
+        monkeypatch.setattr(attention, "kernel_of_cpu", kernel)
+        assert (kernel_on(CPU, torch.float32) is not None) == is_used
+    kernel_on.cache_clear()
+
+
+def test_a_target_reads_a_tree_in_parts_with_the_same_features(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    target = TargetAdapter(tiny_llama())
+    target.fuse()
+    num_calls = 0
+
+    def in_parts(*args: Any) -> Tensor:
+        nonlocal num_calls
+        num_calls += 1
+        return attend_in_parts(*args, args[1].shape[2] // 64, kernel_of_cpu)
+
+    def features() -> Tensor:
+        cache = target.new_cache(1, 250)
+        target.forward(chain_step(torch.arange(180)[None] % 7, 0), cache)
+        return target.forward(chain_step(torch.arange(5)[None], 180), cache).features
+
+    with torch.inference_mode():
+        expected = features()
+        monkeypatch.setattr(attention, "attend", in_parts)
+        got = features()
+    assert num_calls > 0
+    assert torch.allclose(got, expected, atol=1e-5)
+
+
+def _uses_cudnn() -> bool:
+    return torch.backends.cuda.cudnn_sdp_enabled()
+
+
+class _Attention(TorchFunctionMode):
+    """Notes for each call of attention whether cuDNN may be used."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.enabled: list[bool] = []
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        """Run a function of torch."""
+        if func is scaled_dot_product_attention:
+            self.enabled.append(_uses_cudnn())
+        return func(*args, **(kwargs or {}))
+
+
+def test_cudnn_is_off_until_the_last_block_has_ended() -> None:
+    before = _uses_cudnn()
+    first, second = ExitStack(), ExitStack()  # as of two threads
+    first.enter_context(without_cudnn(GPU))
+    second.enter_context(without_cudnn(GPU))
+    assert not _uses_cudnn()
+    first.close()
+    assert not _uses_cudnn()
+    second.close()
+    assert _uses_cudnn() == before
+
+
+def test_decoding_never_uses_cudnn(monkeypatch: pytest.MonkeyPatch) -> None:
+    @contextmanager
+    def as_on_a_gpu(device: torch.device) -> Any:
+        with attention.without_cudnn(GPU):
+            yield
+
+    monkeypatch.setattr(adapter, "without_cudnn", as_on_a_gpu)
+    monkeypatch.setattr("inference.drafters.trained.drafter.without_cudnn", as_on_a_gpu)
+    model = tiny_llama()
+    decoder = SpeculativeDecoder(model, tiny_drafter(TargetAdapter(model)), tree="fixed")
+    with _Attention() as calls:
+        decoder.generate([1, 2, 3], temperature=0, max_new_tokens=6)
+    assert len(calls.enabled) > 10
+    assert not any(calls.enabled)

@@ -19,7 +19,7 @@ from inference.drafters.trained.converted import (
 from jakiro.drafter import JakiroDrafter
 from jakiro.experts import MixtureOfExperts, expert_products
 from jakiro.target.adapter import TargetAdapter
-from jakiro.target.weight_forms import WEIGHT_FORMS, WeightForm, allows_form
+from jakiro.target.weights import WEIGHT_FORMS, WeightForm, allows_form
 
 
 def _drafter(name: str = "E2-mixture-P2") -> JakiroDrafter:

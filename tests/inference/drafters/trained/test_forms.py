@@ -21,9 +21,9 @@ from inference.sampling.random_numbers import StepRandom
 from inference.trees import builder
 from inference.trees.shape import TreeShape
 from jakiro.drafter import JakiroDrafter
-from jakiro.target import int8_linear
+from jakiro.target import int8
 from jakiro.target.adapter import TargetAdapter
-from jakiro.target.weight_forms import WEIGHT_FORMS, WeightForm
+from jakiro.target.weights import WEIGHT_FORMS, WeightForm
 
 _TARGET = TargetAdapter(tiny_llama())
 FORMS = [
@@ -88,7 +88,7 @@ def _p_value(tree: TreeShape, runs: int) -> float:
 def test_sampled_tokens_have_the_target_distribution_with_coarse_int8_products(
     tree: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(int8_linear, "_input_levels", lambda: 1)
+    monkeypatch.setattr(int8, "_input_levels", lambda: 1)
     assert _p_value(TREES[tree], 2_000) > LEAST_P_VALUE
 
 
@@ -105,7 +105,7 @@ def test_probabilities_other_than_those_of_int8_products_are_caught(
         total = probs.sum(-1, keepdim=True).clamp(min=1e-9)
         return SparseDistribution(recorded.ids, probs / total)
 
-    monkeypatch.setattr(int8_linear, "_input_levels", lambda: 1)
+    monkeypatch.setattr(int8, "_input_levels", lambda: 1)
     monkeypatch.setattr(builder, "_recorded", flatter)
     assert _p_value(TREES["sampled"], 2_000) < LEAST_P_VALUE
 

@@ -1,19 +1,61 @@
-"""The rotation of keys is known for targets that rotate whole keys alike, and for no others."""
+"""What is read from a target: the geometry of its attention, and the rotation of its keys."""
+
+import warnings
+from typing import Any
 
 import pytest
 import torch
 from helpers.families import tiny_family
 from helpers.models import tiny_drafter, tiny_llama, tiny_settings
+from transformers import DynamicCache
 
+from jakiro.drafter_settings import TrunkSettings
+from jakiro.errors import ConfigError
 from jakiro.exchange.vllm_export import export_vllm
 from jakiro.target.adapter import TargetAdapter
+from jakiro.target.attention_shape import AttentionShape
 from jakiro.target.cache import StateSource
+from jakiro.target.checks import cache_argument
 from jakiro.target.step import chain_step
 from moa.rotary import Rotary
 from moa.target_kv import TargetKV
 
+LLAMA3 = AttentionShape(num_heads=32, num_kv_heads=8, head_dim=128, rope_theta=500_000.0)
 LINEAR = {"rope_type": "linear", "rope_theta": 100.0, "factor": 4.0}
 YARN = LINEAR | {"rope_type": "yarn", "original_max_position_embeddings": 16}
+
+
+@pytest.mark.parametrize(
+    ("family", "changes", "heads"),
+    [
+        ("llama, grouped heads", {"rope_theta": 500_000.0}, (4, 2, 8, 500_000.0)),
+        ("llama, wide heads", {}, (4, 2, 12, 10_000.0)),
+        ("deepseek_v3", {}, (1, 1, 64, 10_000.0)),  # keys and values differ in size
+        ("gpt2", {}, (4, 4, 8, 10_000.0)),
+    ],
+)
+def test_the_geometry_is_read_from_the_target(
+    family: str, changes: dict[str, Any], heads: tuple[int, int, int, float]
+) -> None:
+    attention = TargetAdapter(tiny_family(family, **changes)).spec.attention
+    assert tuple(attention.model_dump().values()) == heads
+
+
+def test_given_settings_stay_and_the_others_are_the_targets() -> None:
+    heads = TrunkSettings(num_heads=16, rope_theta=100.0).heads_for(LLAMA3)
+    assert heads == LLAMA3.model_copy(update={"num_heads": 16, "rope_theta": 100.0})
+    with pytest.raises(ConfigError, match="expected: a multiple of 8 heads; got: 12"):
+        TrunkSettings(num_heads=12).heads_for(LLAMA3)
+
+
+def test_the_installed_transformers_does_not_warn_of_the_name_of_the_cache() -> None:
+    model, ids = tiny_llama(), torch.tensor([[1, 2, 3]])
+    for module in (model, model.get_decoder()):
+        cache = DynamicCache(config=model.config)
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            module(input_ids=ids, **{cache_argument(module): cache})
+        assert cache.get_seq_length() == 3
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -48,7 +90,7 @@ def test_other_targets_have_no_common_rotation(name: str) -> None:
     assert TargetAdapter(tiny_family(name)).spec.key_rotation is None
 
 
-@pytest.mark.parametrize("parameters", [None, LINEAR, YARN])
+@pytest.mark.parametrize("parameters", [None, YARN])
 def test_memory_is_made_from_keys_before_their_rotation(parameters: dict[str, object]) -> None:
     target = TargetAdapter(tiny_llama(**{"rope_parameters": parameters} if parameters else {}))
     trunk = {"first_position": False}

@@ -1,22 +1,57 @@
-"""Linear layers for CPUs, with int8 weights and with inputs that are quantized on the fly.
+"""Numbers of 8 bits: vectors, and linear layers for CPUs whose inputs are quantized on the fly.
 
-The result is an approximation. It may be used for drafting, where it cannot change the distribution
-of the output, but never for the target.
+The results are approximations. They may be used for drafting, where they cannot change the
+distribution of the output, but never for the target.
 """
 
 from functools import cache
+from typing import NamedTuple
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Float, Float16, Int, Int8
 from torch import Tensor, nn
+from torch.nn.functional import pad
 
-_WEIGHT_LEVELS = 127  # largest magnitude of a quantized weight
+GROUP = 64  # number of values of a vector with the same scale
+_LEVELS = 127  # largest magnitude of a quantized weight, or of a value of a vector
 # Candidates for the largest magnitude of a quantized input. A processor without VNNI adds two
 # products of an unsigned and a signed 8-bit number in 16 bits, which can overflow unless the inputs
 # have 7 bits.
 _INPUT_LEVELS = (127, 63)
 _CHUNK = 4096  # number of weight rows that are quantized at a time, which limits the memory needed
 _PROBE_SHAPES = ((1, 100, 40), (5, 100, 40), (4, 512, 1024))  # rows, in_features, out_features
+
+
+class Int8Rows(NamedTuple):
+    """Quantized vectors, whose length is rounded up to whole groups."""
+
+    values: Int8[Tensor, "rows padded"]
+    scales: Float16[Tensor, "rows groups"]
+
+
+def num_groups(width: int) -> int:
+    """Return the number of groups of vectors with `width` values."""
+    return -(-width // GROUP)
+
+
+def quantized_rows(rows: Float[Tensor, "rows width"]) -> Int8Rows:
+    """Return quantized vectors.
+
+    Values that are not finite become 0 or the largest value that a group can have.
+    """
+    padding = -rows.shape[1] % GROUP
+    groups = pad(rows.float().nan_to_num(), (0, padding)).unflatten(1, (-1, GROUP))
+    limit = torch.finfo(torch.float16).max
+    scales = (groups.abs().amax(dim=2) / _LEVELS).clamp(max=limit).half()
+    divisors = scales.float().clamp(min=torch.finfo(torch.float32).tiny)[:, :, None]
+    values = (groups / divisors).round().clamp(-_LEVELS, _LEVELS).to(torch.int8)
+    return Int8Rows(values.flatten(1), scales)
+
+
+def restored_rows(quantized: Int8Rows, width: int) -> Float[Tensor, "rows width"]:
+    """Return vectors in float32."""
+    groups = quantized.values.unflatten(1, (-1, GROUP)).float()
+    return (groups * quantized.scales.float()[:, :, None]).flatten(1)[:, :width]
 
 
 class Int8Linear:
@@ -76,7 +111,7 @@ def _quantized(weight: Tensor) -> tuple[Tensor, Tensor]:
     quantized, scales = [], []
     for chunk in weight.split(_CHUNK):
         rows = chunk.float()
-        scale = (rows.abs().amax(dim=1) / _WEIGHT_LEVELS).clamp(min=torch.finfo().tiny)
+        scale = (rows.abs().amax(dim=1) / _LEVELS).clamp(min=torch.finfo().tiny)
         quantized.append((rows / scale[:, None]).round().to(torch.int8))
         scales.append(scale)
     return torch.cat(quantized), torch.cat(scales)
@@ -131,30 +166,26 @@ def _input_levels() -> int | None:
     """
     if not torch.backends.mkldnn.is_available():
         return None
-    return next((levels for levels in _INPUT_LEVELS if _works(levels)), None)
-
-
-def _works(levels: int) -> bool:
-    """Return whether int8 products are correct, also for the largest inputs and weights."""
-    try:
-        return all(_is_right(levels, *shape) for shape in _PROBE_SHAPES)
-    except (AttributeError, RuntimeError):
-        return False
+    for levels in _INPUT_LEVELS:
+        try:
+            if all(_is_right(levels, *shape) for shape in _PROBE_SHAPES):
+                return levels
+        except (AttributeError, RuntimeError):
+            continue
+    return None
 
 
 def _is_right(levels: int, rows: int, in_features: int, out_features: int) -> bool:
+    """Return whether products are correct, also for the largest inputs and weights."""
     random = torch.Generator().manual_seed(0)
     shape = out_features, in_features
-    weight = torch.randint(
-        -_WEIGHT_LEVELS, _WEIGHT_LEVELS + 1, shape, generator=random, dtype=torch.int8
-    )
-    weight[0], weight[1] = _WEIGHT_LEVELS, -_WEIGHT_LEVELS
+    weight = torch.randint(-_LEVELS, _LEVELS + 1, shape, generator=random, dtype=torch.int8)
+    weight[0], weight[1] = _LEVELS, -_LEVELS
     x = torch.randint(-levels, levels + 1, (rows, in_features), generator=random)
     x[0], x[-1] = -levels, levels
     packed, scales = _packed(weight), torch.rand(out_features, generator=random) + 0.5
     product = _product(x, levels, packed, scales)
     expected = (x @ weight.long().T).double() * scales / levels
     alone = torch.cat([_product(row[None], levels, packed, scales) for row in x])
-    return torch.allclose(product.double(), expected, rtol=1e-5, atol=1e-3) and torch.equal(
-        product, alone
-    )
+    is_close = torch.allclose(product.double(), expected, rtol=1e-5, atol=1e-3)
+    return is_close and torch.equal(product, alone)

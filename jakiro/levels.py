@@ -1,0 +1,218 @@
+"""Networks that predict several levels of a draft tree in one pass."""
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor, nn
+
+from jakiro.experts import ExpertsOutput
+from moa.attention import KV, KVStore, Stores
+from moa.feed_forward import FeedForward
+from moa.norm import RMSNorm
+from moa.trunk import Trunk, TrunkInputs
+
+
+class LevelHeads(nn.Module):
+    """One MLP per parallel level, which reads the end of a path (Gumiho, arXiv 2503.10135).
+
+    At position i, the head of level k reads the last two tokens of a path, each with the feature
+    that was known or predicted after it:
+
+        position            i - 1            i
+        token               x_{i-1}          x_i
+        feature             f_{i-1}          F1, the experts' mean feature
+
+    It predicts `FF_k(F1 + W_k [norm(x_{i-1}); norm(f_{i-1}); norm(x_i); norm(F1)])`, where `FF_k`
+    is a feed-forward network with a residual connection. All components of a level are equal.
+    """
+
+    def __init__(self, hidden: int, width: int, num_levels: int, norm_eps: float = 1e-6) -> None:
+        super().__init__()
+        self.token_norm = RMSNorm(hidden, eps=norm_eps)
+        self.feature_norm = RMSNorm(hidden, eps=norm_eps)
+        self.joins = nn.ModuleList(
+            nn.Linear(4 * hidden, hidden, bias=False) for _ in range(num_levels)
+        )
+        self.networks = nn.ModuleList(
+            FeedForward(hidden, width, norm_eps) for _ in range(num_levels)
+        )
+
+    def forward(
+        self,
+        output: ExpertsOutput,
+        embeddings: Float[Tensor, "batch queries hidden"],
+        inputs: TrunkInputs,
+    ) -> ExpertsOutput:
+        """Return the output with one more level per head."""
+        assert inputs.previous is not None
+        assert inputs.earlier is not None
+        mean = output.mean_feature
+        tokens = self.token_norm(inputs.earlier[:, :, 0]), self.token_norm(embeddings)
+        features = self.feature_norm(inputs.previous), self.feature_norm(mean)
+        pairs = torch.cat((tokens[0], features[0], tokens[1], features[1]), dim=-1)
+        levels = [
+            network(mean + join(pairs))
+            for join, network in zip(self.joins, self.networks, strict=True)
+        ]
+        components = output.features.shape[-2]
+        added = torch.stack(levels, dim=-2).unsqueeze(-2).expand(-1, -1, -1, components, -1)
+        return output._replace(features=torch.cat((output.features, added), dim=-3))
+
+
+class LevelMasks(nn.Module):
+    """One trained mask per parallel level, which the trunk reads (ParallelSpec, arXiv 2410.05589).
+
+    Trunk and experts run once, for queries and for the masks behind each query.
+
+    Masks take the places of tokens that are not drafted yet. Each has a trained embedding, and a
+    trained vector in place of the feature that is not known:
+
+        position            i            i + 1     i + 2
+        token               x_i          m_1       m_2
+        feature             f_{i-1}      g_1       g_2
+        the output predicts f_i          f_{i+1}   f_{i+2}
+
+    A mask attends to all that its query attends to, to itself, and to the masks before it behind
+    the same query. Queries attend to no mask, and the keys and values of masks are not stored. The
+    components of all levels have the weights that the router gives them at the query.
+    """
+
+    def __init__(self, hidden: int, num_levels: int, reads_features: bool) -> None:
+        super().__init__()
+        self.num_levels = num_levels
+        self.tokens = nn.Parameter(0.02 * torch.randn(num_levels, hidden))
+        self.features = (
+            nn.Parameter(0.02 * torch.randn(num_levels, hidden)) if reads_features else None
+        )
+
+    def forward(
+        self,
+        trunk: Trunk,
+        experts: Callable[[Tensor], ExpertsOutput],
+        embeddings: Float[Tensor, "batch queries hidden"],
+        positions: Int[Tensor, "batch queries"],
+        self_mask: Bool[Tensor, "batch 1 queries keys"],
+        inputs: TrunkInputs,
+        store: Stores,
+    ) -> ExpertsOutput:
+        """Return the predicted features of all levels for each query."""
+        count, ahead = embeddings.shape[1], torch.arange(1 + self.num_levels).to(positions)
+        stream = trunk(
+            self._with_masks(embeddings, self.tokens),
+            torch.cat((positions, (positions[:, :, None] + ahead[1:]).flatten(1)), dim=1),
+            self._mask_with_masks(self_mask),
+            self._inputs(inputs),
+            tuple(_stored_up_to(count, layer) for layer in trunk.stores(store)),
+        )
+        masks = stream[:, count:].unflatten(1, (count, self.num_levels))
+        output = experts(torch.cat((stream[:, :count, None], masks), dim=2))
+        return ExpertsOutput(
+            output.features[..., 0, :, :], output.log_weights[:, :, 0], output.gate[:, :, 0]
+        )
+
+    def _with_masks(self, vectors: Tensor, masks: Tensor) -> Tensor:
+        """Return the vectors of queries, followed by the masks behind each query."""
+        batch, count, _ = vectors.shape
+        behind = masks.to(vectors.dtype).expand(batch, count, -1, -1)
+        return torch.cat((vectors, behind.flatten(1, 2)), dim=1)
+
+    def _mask_with_masks(self, visible: Tensor) -> Tensor:
+        """Return the mask of self-attention: the keys are those of the store, then the masks."""
+        count = visible.shape[2]
+        masks = group_mask(count, self.num_levels, visible.device)
+        masks = torch.cat((masks.new_zeros(count, len(masks)), masks))
+        return torch.cat((self._behind(visible), masks.expand(len(visible), 1, -1, -1)), dim=3)
+
+    def _inputs(self, inputs: TrunkInputs) -> TrunkInputs:
+        previous, mask = inputs.previous, inputs.mask
+        if previous is not None and self.features is not None:
+            previous = self._with_masks(previous, self.features)
+        mask = None if mask is None else self._behind(mask)
+        return inputs._replace(previous=previous, mask=mask)
+
+    def _behind(self, visible: Tensor) -> Tensor:
+        """Return what queries may attend to, followed by the same for the masks behind them."""
+        return torch.cat((visible, visible.repeat_interleave(self.num_levels, dim=2)), dim=2)
+
+
+def _stored_up_to(count: int, store: KVStore) -> KVStore:
+    """Return a store that keeps the first `count` keys and values, and appends the others."""
+
+    def join(kv: KV) -> KV:
+        kept = store(KV(kv.keys[:, :, :count], kv.values[:, :, :count]))
+        pairs = zip(kept, kv, strict=True)
+        return KV(*(torch.cat((old, new[:, :, count:]), dim=2) for old, new in pairs))
+
+    return join
+
+
+def group_mask(count: int, levels: int, device: torch.device) -> Bool[Tensor, "rows rows"]:
+    """Return True where a row may attend to another one: to its own group, up to itself."""
+    earlier = torch.ones(levels, levels, dtype=torch.bool, device=device).tril()
+    return torch.block_diag(*[earlier] * count)
+
+
+class HiddenTransfer(nn.Module):
+    """One matrix per level, from a hidden state of the target to those of the next positions.
+
+    Hidden Transfer (arXiv 2404.12022) takes the place of the experts. The state at the input of the
+    target's last layers is all that is read:
+
+        position            i - 1        i          i + 1
+        state               h_{i-1}      W_0 h      W_1 h
+        after the layers    known        predicts f_i, then f_{i+1}
+
+    The published method runs these rows beside those of the nodes that the target verifies. No node
+    attends to such a row, so they are the same in a pass of their own, which needs them for
+    the last verified token only.
+    """
+
+    beta = None  # there is no contrast between experts
+
+    def __init__(self, hidden: int, num_levels: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.eye(hidden).repeat(num_levels, 1, 1))
+
+    def forward(self, stream: Float[Tensor, "batch queries hidden"]) -> ExpertsOutput:
+        """Return the states of all levels, to which the last layers must still be applied."""
+        states = torch.einsum("lgh,bqh->bqlg", self.weight, stream)
+        one = torch.ones_like(stream[..., :1])
+        return ExpertsOutput(states.unsqueeze(3), torch.zeros_like(one), one)
+
+
+class PseudoRows(NamedTuple):
+    """The states of all levels as queries of the target's last layers.
+
+    Attributes:
+        states: states of all levels of the first query, then of the second one, and so on.
+        own: True where a state may attend to another one: to the earlier levels of its query.
+    """
+
+    states: Float[Tensor, "batch rows hidden"]
+    positions: Int[Tensor, "batch rows"]
+    own: Bool[Tensor, "batch rows rows"]
+
+    @classmethod
+    def of(cls, output: ExpertsOutput, positions: Int[Tensor, "batch queries"]) -> "PseudoRows":
+        """Return the states of all levels."""
+        batch, count, levels = output.features.shape[:3]
+        ahead = torch.arange(levels, device=positions.device)
+        own = group_mask(count, levels, positions.device).expand(batch, -1, -1)
+        return cls(
+            output.features[:, :, :, 0].flatten(1, 2),
+            (positions[:, :, None] + ahead).flatten(1),
+            own,
+        )
+
+
+def with_features(
+    output: ExpertsOutput, features: Float[Tensor, "batch rows hidden"]
+) -> ExpertsOutput:
+    """Return an output whose states are replaced by the features that the last layers computed.
+
+    Args:
+        features: output of the last layers for `PseudoRows.of(output, ...)`.
+    """
+    return output._replace(features=features.unflatten(1, output.features.shape[1:3])[..., None, :])
