@@ -63,7 +63,7 @@ def export_drafter(
         raise ConfigError(f"--without-layer-ids cannot be used with --to {to}")
     ensure_new_file(out, "a drafter")
     from jakiro.drafter import JakiroDrafter
-    from jakiro.exchange.writing import checksums_in
+    from jakiro.exchange.eagle3_export import checksums_in
 
     loaded = JakiroDrafter.from_pretrained(drafter)
     name = settings.target or loaded.config.target_record.name_or_path
@@ -96,9 +96,13 @@ def _write_layout(
     drafter: "JakiroDrafter", target: str, settings: ExportSettings
 ) -> dict[str, str]:
     """Write the folder of another engine; return commands by the names of engines."""
-    from jakiro.exchange.eagle3_export import export_eagle3, without_ids
+    from jakiro.exchange.eagle3_export import (
+        export_eagle3,
+        serve_commands,
+        without_ids,
+        write_export,
+    )
     from jakiro.exchange.vllm_export import export_vllm
-    from jakiro.exchange.writing import serve_commands, write_export
     from jakiro.target.record import check_target
     from jakiro.utils.pretrained import local_model
 

@@ -71,7 +71,7 @@ def import_drafter(
         ensure_new_file(out, "a drafter")
     from jakiro.exchange.checkpoint import read_checkpoint
     from jakiro.exchange.families import plan_import
-    from jakiro.exchange.writing import SETTINGS_FILE, record_of, write_import
+    from jakiro.exchange.plan import SETTINGS_FILE, record_of, write_import
 
     plan = plan_import(read_checkpoint(head, settings.revision))
     for line in plan.lines():

@@ -12,13 +12,11 @@ import torch
 from torch import Tensor
 
 from jakiro.drafter_settings import DrafterSettings
-from jakiro.exchange.checkpoint import DraftCheckpoint
-from jakiro.exchange.llama_layer import LayerConfig, layer_config, take_attention, take_experts
+from jakiro.exchange.checkpoint import DraftCheckpoint, TensorTable
+from jakiro.exchange.eagle import LEVELS, LayerConfig, layer_config, take_attention, take_experts
 from jakiro.exchange.plan import ImportPlan
-from jakiro.exchange.table import TensorTable
 from jakiro.utils.settings import validate_settings
 
-_LEVELS = 5  # depth of the trees that EAGLE drafts by default
 IDS = "eagle_aux_hidden_state_layer_ids"
 EXPORTED_BY = "exported_by"  # key of configs that `jakiro export` wrote, which leave nothing open
 _NUM_DEFAULT = 3  # number of hidden states that are read if the config names none
@@ -49,13 +47,13 @@ class Eagle3Config:
 
     def get(self, name: str) -> Any:
         """Return a value from the config or its `eagle_config`; None if there is none."""
-        found = self._config.get(name)
-        return self._inner.get(name) if found is None else found
+        value = self._config.get(name)
+        return self._inner.get(name) if value is None else value
 
     def flag(self, name: str, default: bool) -> bool:
         """Return a value that is true or false."""
-        found = self.get(name)
-        return default if found is None else bool(found)
+        value = self.get(name)
+        return default if value is None else bool(value)
 
     @property
     def is_residual_normed(self) -> bool:
@@ -81,12 +79,14 @@ class Eagle3Config:
         """
         if self.is_certain:
             return ()
-        found: list[tuple[Mapping[str, Any], ...]] = []
+        questions: list[tuple[Mapping[str, Any], ...]] = []
         if self.output_norm == "feedback":
-            found.append(tuple({"experts": {"output_norm": use}} for use in ("feedback", "head")))
+            uses = ("feedback", "head")
+            questions.append(tuple({"experts": {"output_norm": use}} for use in uses))
         if self.is_residual_normed:
-            found.append(tuple({"trunk": {"residual": start}} for start in ("normed", "feature")))
-        return tuple(found)
+            starts = ("normed", "feature")
+            questions.append(tuple({"trunk": {"residual": start}} for start in starts))
+        return tuple(questions)
 
     def hidden_states(self, count: int) -> tuple[tuple[int, ...], ...]:
         """Return the possible indices of hidden states, or nothing if the config names no layers.
@@ -94,21 +94,18 @@ class Eagle3Config:
         Some projects count hidden states, where 0 is the embedding. Others count layers, and their
         layer k gives the hidden state k + 1.
         """
-        found = next((ids for key in _ID_KEYS if (ids := self.get(key)) is not None), None)
-        if found is None:
+        given = next((ids for key in _ID_KEYS if (ids := self.get(key)) is not None), None)
+        if given is None:
             if count != _NUM_DEFAULT:
                 raise self._table.unusable(f"{IDS} with {count} indices", "none")
             return ()
-        is_list = isinstance(found, Sequence) and all(type(index) is int for index in found)
-        if not is_list or len(set(found)) != count or len(found) != count:
-            raise self._table.unusable(f"{IDS} with {count} different indices", found)
+        is_list = isinstance(given, Sequence)
+        is_list = is_list and all(type(index) is int and index >= 0 for index in given)
+        if not is_list or len(set(given)) != count or len(given) != count:
+            raise self._table.unusable(f"{IDS} with {count} different indices", given)
         # States are joined in ascending order, whatever the order in the config.
-        own = tuple(sorted(found))
-        if own[0] < 0:
-            raise self._table.unusable(f"{IDS} of at least 0", found)
-        if self.is_certain:
-            return (own,)
-        return own, tuple(index + 1 for index in own)
+        ids = tuple(sorted(given))
+        return (ids,) if self.is_certain else (ids, tuple(index + 1 for index in ids))
 
 
 def read_eagle3(checkpoint: DraftCheckpoint) -> ImportPlan:
@@ -124,7 +121,7 @@ def read_eagle3(checkpoint: DraftCheckpoint) -> ImportPlan:
     settings: dict[str, Any] = {
         "trunk": trunk,
         "experts": _take_experts(values, table, config.hidden_size),
-        "schedule": {"autoregressive_levels": _LEVELS, "parallel_levels": 0},
+        "schedule": {"autoregressive_levels": LEVELS, "parallel_levels": 0},
         "norm_eps": config.rms_norm_eps,
         "draft_vocab_size": take_head(table, config.hidden_size, config.vocab_size, stated),
     }
@@ -257,7 +254,7 @@ def _take_drafted(table: TensorTable, hidden: int, vocab: int, count: int) -> in
         return (torch.arange(count) + parts[0]).sort().values
 
     how = "offsets added to the row numbers, sorted"
-    table.take_ids("draft_ids", "d2t", (count,), how, as_ids)
+    table.take("draft_ids", {"d2t": (count,)}, how, as_ids)
     return count
 
 

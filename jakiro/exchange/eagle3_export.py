@@ -1,9 +1,16 @@
-"""Export of drafters in the two layouts of EAGLE-3, which other engines read."""
+"""Export of drafters in the two layouts of EAGLE-3, which other engines read.
 
+An exported drafter comes with the commands with which these engines serve it.
+"""
+
+import json
+import shlex
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 import torch
+from safetensors.torch import save_file
 from torch import Tensor
 
 from jakiro import __version__
@@ -15,9 +22,11 @@ from jakiro.exchange.plan import default_layers
 from jakiro.experts import MixtureOfExperts
 from jakiro.target.record import TargetRecord
 from jakiro.utils.dtype_names import dtype_name
+from jakiro.utils.files import checksum, write_atomically, written_folder
 from jakiro.utils.settings import flattened
 
 Layout = Literal["eagle3", "speculators"]
+Engine = Literal["vLLM", "SGLang"]
 
 _NUM_STATES = 3  # number of hidden states that all engines read
 _REQUIRED = {
@@ -71,18 +80,18 @@ def export_eagle3(drafter: JakiroDrafter, layout: Layout, facts: ServedTarget) -
             "or train one with the settings in configs/drafters/eagle3-exact.yaml",
         )
     weights = _weights(drafter, "midlayer." if layout == "eagle3" else "layers.0.")
-    own = _own_keys(drafter)
+    keys = _keys_of_both(drafter)
     layer = layer_keys(drafter, facts.max_position)
     if settings.trunk.rope.kind != "default":  # older engines read `rope_scaling`
         scaling = layer["rope_parameters"].items()
         layer["rope_scaling"] = {name: value for name, value in scaling if name != "rope_theta"}
     if layout == "eagle3":
-        ids = {IDS: own[IDS]}
-        config = layer | own | {"architectures": ["LlamaForCausalLMEagle3"]}
+        ids = {IDS: keys[IDS]}
+        config = layer | keys | {"architectures": ["LlamaForCausalLMEagle3"]}
         config["eagle_config"] = {"use_aux_hidden_state": True} | ids
         config[EXPORTED_BY] = f"jakiro {__version__}"
     else:
-        config = own | {"architectures": ["Eagle3Speculator"], "transformer_layer_config": layer}
+        config = keys | {"architectures": ["Eagle3Speculator"], "transformer_layer_config": layer}
         config |= _speculators_keys(settings, facts)
     return Exported(weights, config, tuple(_dropped(drafter)))
 
@@ -212,7 +221,7 @@ def layer_keys(drafter: JakiroDrafter, max_position: int) -> dict[str, Any]:
     }
 
 
-def _own_keys(drafter: JakiroDrafter) -> dict[str, Any]:
+def _keys_of_both(drafter: JakiroDrafter) -> dict[str, Any]:
     """Return the keys of EAGLE-3 that both layouts have."""
     settings, record = drafter.config.settings, drafter.config.target_record
     trunk = settings.trunk
@@ -253,3 +262,42 @@ def _dropped(drafter: JakiroDrafter) -> Iterator[str]:
     yield "draft trees: vLLM drafts chains of the most likely tokens"
     if isinstance(drafter.experts, MixtureOfExperts) and drafter.experts.router.weight.any():
         yield "the router of the experts: with a single expert, it has no effect"
+
+
+def write_export(weights: dict[str, Tensor], config: dict[str, Any], folder: Path) -> None:
+    """Write an exported drafter, in full or not at all."""
+    with written_folder(folder) as partial:
+        partial.mkdir()
+        save_file(weights, partial / "model.safetensors", metadata={"format": "pt"})
+        write_atomically(partial / "config.json", json.dumps(config, indent=2) + "\n")
+
+
+def checksums_in(folder: Path) -> dict[str, str]:
+    """Return the SHA-256 of each file in an exported folder, in hexadecimal."""
+    files = sorted(path for path in folder.iterdir() if path.is_file())
+    return {file.name: checksum(file) for file in files}
+
+
+def serve_commands(
+    layout: Literal["eagle3", "speculators", "vllm"], folder: str, target: str, depth: int
+) -> dict[Engine, str]:
+    """Return the command of each engine that reads a layout, to be pasted into a shell."""
+    if layout == "speculators":
+        return {"vLLM": shlex.join(("vllm", "serve", folder))}
+    drafting = {"method": "eagle3", "model": folder, "num_speculative_tokens": depth}
+    options = ("--speculative-config", json.dumps(drafting))
+    commands: dict[Engine, str] = {"vLLM": shlex.join(("vllm", "serve", target, *options))}
+    if layout == "eagle3":
+        commands["SGLang"] = shlex.join(_for_sglang(folder, target, depth))
+    return commands
+
+
+def _for_sglang(folder: str, target: str, depth: int) -> tuple[str, ...]:
+    """Return a command that drafts chains; a larger topk drafts trees."""
+    values = {"num-steps": depth, "eagle-topk": 1, "num-draft-tokens": depth + 1}
+    sizes = [word for name, value in values.items() for word in (f"--speculative-{name}", value)]
+    return (
+        *("python", "-m", "sglang.launch_server", "--model-path", target),
+        *("--speculative-algorithm", "EAGLE3", "--speculative-draft-model-path", folder),
+        *map(str, sizes),
+    )

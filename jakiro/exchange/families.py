@@ -3,13 +3,12 @@
 from collections.abc import Callable, Iterable
 
 from jakiro.config import JakiroConfig
-from jakiro.exchange.checkpoint import DraftCheckpoint
+from jakiro.exchange.checkpoint import DraftCheckpoint, cannot_import
 from jakiro.exchange.eagle import read_eagle, read_published_jakiro
 from jakiro.exchange.eagle3 import read_eagle3
 from jakiro.exchange.mixture_of_attentions import read_mixture_of_attentions
 from jakiro.exchange.plan import ImportPlan
-from jakiro.exchange.plugin_export import is_plugin_export, read_plugin_export
-from jakiro.exchange.table import cannot_import
+from jakiro.exchange.vllm_export import is_plugin_export, read_plugin_export
 
 Reader = Callable[[DraftCheckpoint], ImportPlan]
 

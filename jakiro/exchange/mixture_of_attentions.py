@@ -11,8 +11,9 @@ import torch
 from torch import Tensor
 
 from jakiro.drafter_settings import DrafterSettings
-from jakiro.exchange.checkpoint import DraftCheckpoint
-from jakiro.exchange.llama_layer import (
+from jakiro.exchange.checkpoint import DraftCheckpoint, TensorTable
+from jakiro.exchange.eagle import (
+    LEVELS,
     LayerConfig,
     layer_config,
     take_attention,
@@ -20,11 +21,9 @@ from jakiro.exchange.llama_layer import (
     take_experts,
 )
 from jakiro.exchange.plan import ImportPlan
-from jakiro.exchange.table import TensorTable, rows_joined
 from jakiro.target.attention_shape import AttentionShape, HeadShape
 from jakiro.utils.settings import validate_settings
 
-_LEVELS = 5
 _LAYERS, _OWN, _CROSS = "layer_self_attention.", "self_attention.", "cross_attention."
 # The config does not say how many of the target's last layers run after the drafter.
 _MOST_TAIL_LAYERS = 3
@@ -43,7 +42,7 @@ def read_mixture_of_attentions(checkpoint: DraftCheckpoint) -> ImportPlan:
         "trunk": _take_trunk(table, config, heads),
         "memory": _take_memory(table, config, heads),
         "experts": {"num_experts": 1, "intermediate_size": inner, "combine": "sum"},
-        "schedule": {"autoregressive_levels": _LEVELS, "parallel_levels": 0},
+        "schedule": {"autoregressive_levels": LEVELS, "parallel_levels": 0},
         "norm_eps": config.rms_norm_eps,
         "draft_vocab_size": None,
     }
@@ -93,7 +92,7 @@ def _take_trunk(table: TensorTable, config: LayerConfig, heads: AttentionShape) 
     bias = take_attention(table, f"{_OWN}self_attn.", heads, hidden, hidden)
     table.take(f"{feed_forward}.norm.weight", {f"{_OWN}post_attention_layernorm.weight": (hidden,)})
     shapes = {f"{_OWN}mlp.{name}_proj.weight": (inner, hidden) for name in ("gate", "up")}
-    table.take(f"{feed_forward}.gate_up.weight", shapes, "rows joined", rows_joined)
+    table.take(f"{feed_forward}.gate_up.weight", shapes, "rows joined", torch.cat)
     table.take(f"{feed_forward}.down.weight", {f"{_OWN}mlp.down_proj.weight": (hidden, inner)})
     for norm in ("norm", "memory_norm"):  # one norm for queries and memory
         table.take(f"{cross}.{norm}.weight", {f"{_CROSS}input_layernorm.weight": (hidden,)})

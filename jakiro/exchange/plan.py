@@ -1,24 +1,27 @@
-"""The plan of an import: family, settings and tensor table, and the drafter that results."""
+"""The plan of an import: family, settings and tensor table; the resulting drafter, its folder."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import reduce
 from itertools import product
+from pathlib import Path
 from typing import Any
 
 import torch
 import yaml
 from torch import Tensor
 
+from jakiro import __version__
 from jakiro.config import config_for
 from jakiro.drafter import JakiroDrafter
 from jakiro.drafter_settings import DrafterSettings
 from jakiro.errors import TargetMismatch, TargetNotSupported
-from jakiro.exchange.table import TensorTable
+from jakiro.exchange.checkpoint import TensorTable
 from jakiro.target.adapter import TargetAdapter
 from jakiro.target.attention_shape import HeadShape
 from jakiro.target.ends import SCALES
 from jakiro.target.record import TargetRecord, check_target
+from jakiro.utils.files import write_atomically, written_folder
 from jakiro.utils.settings import flattened, merge, validate_settings
 
 # Settings of a target by which it changes its embeddings or logits. Whether published drafters
@@ -27,6 +30,18 @@ _SCALES = (*SCALES, "embedding_multiplier")
 _RELATIVE_ERROR = 2.0**-7  # of a number in bfloat16, the coarsest dtype of published weights
 # The norm of the output has a name of its own for each of its uses.
 _OUTPUT_NORMS = {"head": "head_norm.weight", "feedback": "experts.output_norm.weight"}
+
+SETTINGS_FILE = "train.yaml"
+_TOKENS_ONLY = {
+    "token_weight": 1.0,
+    "feature_weight": 0.0,
+    "contrast_weight": 0.0,
+    "distance_decay": 0.8,
+}
+_HEADER = """\
+# Settings to train the imported drafter further. The file of a run contains `extends:` with the
+# path of this file, data, and the settings that differ.
+"""
 
 
 @dataclass(frozen=True)
@@ -65,7 +80,7 @@ class ImportPlan:
             validate_settings(DrafterSettings, reduce(merge, changes, values), source=source)
             for changes in product(layers or [{}], *self.open_settings)
         ]
-        return [each for each in candidates if each.tail_layers < max(num_layers, 1)]
+        return [settings for settings in candidates if settings.tail_layers < max(num_layers, 1)]
 
     def _layers_in(self, num_layers: int) -> list[tuple[int, ...]]:
         """Return the possible indices of hidden states that a target has."""
@@ -106,17 +121,17 @@ class ImportPlan:
 
 def distinctions(values: Sequence[Mapping[str, Any]]) -> list[str]:
     """Return a description of each of several nested settings, by those in which they differ."""
-    flat = [dict(flattened(each)) for each in values]
-    names = sorted({name for each in flat for name in each})
-    differing = [name for name in names if len({repr(each.get(name)) for each in flat}) > 1]
+    flat = [dict(flattened(settings)) for settings in values]
+    names = sorted({name for settings in flat for name in settings})
+    differing = [name for name in names if len({repr(part.get(name)) for part in flat}) > 1]
+
+    def show(value: object) -> object:
+        return list(value) if isinstance(value, tuple) else value
+
     return [
-        ", ".join(f"{name} {_shown(each[name])}" for name in differing if name in each)
-        for each in flat
+        ", ".join(f"{name} {show(part[name])}" for name in differing if name in part)
+        for part in flat
     ]
-
-
-def _shown(value: object) -> object:
-    return list(value) if isinstance(value, tuple) else value
 
 
 def default_layers(num_layers: int) -> tuple[int, ...]:
@@ -195,26 +210,26 @@ def check_scales(target: TargetAdapter, remedy: str) -> None:
 
 def check_config_scales(config: Any, name: str, remedy: str, others: Sequence[str] = ()) -> None:
     """Raise an error if a target's config says that it scales its embeddings or logits."""
-    found = [each for each in _SCALES if getattr(config, each, None) not in (None, 1, 1.0)]
+    scales = [name for name in _SCALES if getattr(config, name, None) not in (None, 1, 1.0)]
     if str(getattr(config, "model_type", "")).startswith("gemma"):
-        found.append("embeddings, as all models of the Gemma family do")
-    if found := [*found, *others]:
+        scales.append("embeddings, as all models of the Gemma family do")
+    if scales := [*scales, *others]:
         raise TargetNotSupported(
-            f"the target scales its embeddings or logits ({found[0]})",
+            f"the target scales its embeddings or logits ({scales[0]})",
             expected="a target without such scales",
             got=name,
             remedy=remedy,
         )
 
 
-def _check_copy(table: TensorTable, name: str, own: Tensor) -> None:
+def _check_copy(table: TensorTable, name: str, original: Tensor) -> None:
     """Raise an error unless a tensor equals the target's, up to the rounding of half precision."""
-    copied = table.checkpoint.tensor(name).to(own.device, torch.float32)
-    if copied.shape != own.shape:
-        raise table.unusable(f"{name} of shape {list(own.shape)}", list(copied.shape))
-    own = own.detach().float()
-    difference = (copied - own).abs()
-    if bool((difference > _RELATIVE_ERROR * own.abs() + 1e-7).any()):
+    copied = table.checkpoint.tensor(name).to(original.device, torch.float32)
+    if copied.shape != original.shape:
+        raise table.unusable(f"{name} of shape {list(original.shape)}", list(copied.shape))
+    original = original.detach().float()
+    difference = (copied - original).abs()
+    if bool((difference > _RELATIVE_ERROR * original.abs() + 1e-7).any()):
         raise TargetMismatch(
             f"{name} in {table.checkpoint.source} differs from the target's",
             expected="the same numbers, because drafters use the target's own",
@@ -222,3 +237,44 @@ def _check_copy(table: TensorTable, name: str, own: Tensor) -> None:
             remedy="pass the target that the drafter was trained for as --target; drafters with "
             "embeddings or heads of their own of this kind cannot be imported",
         )
+
+
+def record_of(plan: ImportPlan, measured: dict[str, Any]) -> dict[str, Any]:
+    """Return the record of an import, which becomes part of the drafter's config."""
+    checkpoint = plan.table.checkpoint
+    return {
+        "import": {
+            "family": plan.family,
+            "source": checkpoint.source,
+            "revision": checkpoint.revision,
+            "licence": checkpoint.licence,
+            "files": checkpoint.checksums(),
+            "jakiro": __version__,
+            "measured": measured,
+        }
+    }
+
+
+def write_import(drafter: JakiroDrafter, folder: Path) -> None:
+    """Write an imported drafter and its settings, in full or not at all."""
+    with written_folder(folder) as partial:
+        drafter.save_pretrained(partial)
+        write_atomically(partial / SETTINGS_FILE, _settings_file(drafter, folder))
+
+
+def _settings_file(drafter: JakiroDrafter, folder: Path) -> str:
+    """Return settings for training that start with the drafter's weights."""
+    values: dict[str, object] = {
+        "extends": "base",
+        "target": {"name_or_path": drafter.config.target_record.name_or_path},
+        "drafter": described(drafter.config.settings),
+        "initialize": {
+            "drafter": str(folder.absolute()),
+            "attention_layer": None,
+            "fit_tokens": 0,
+        },
+    }
+    if drafter.own_head is not None:  # EAGLE-3 learns tokens only, on its own features too
+        values["drafter"] = merge(described(drafter.config.settings), {"trunk": {"ttt_steps": 4}})
+        values["objective"] = _TOKENS_ONLY
+    return _HEADER + yaml.safe_dump(values, sort_keys=False, allow_unicode=True)

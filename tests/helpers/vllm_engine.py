@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 
 from jakiro.drafter import JakiroDrafter
+from jakiro.exchange.eagle3_export import write_export
 from jakiro.exchange.vllm_export import export_vllm
-from jakiro.exchange.writing import write_export
 from jakiro.target.adapter import TargetAdapter
 
 ROOT = Path(__file__).parents[2]

@@ -10,8 +10,7 @@ from helpers.vllm_engine import DRAFTS, MARKS, answers, eagle3
 from helpers.vllm_world import LENGTH, World
 
 from jakiro.drafter import JakiroDrafter
-from jakiro.exchange.eagle3_export import Layout, ServedTarget, export_eagle3
-from jakiro.exchange.writing import write_export
+from jakiro.exchange.eagle3_export import Layout, ServedTarget, export_eagle3, write_export
 from jakiro.target.adapter import TargetAdapter
 
 pytestmark = MARKS

@@ -23,7 +23,7 @@ from helpers.vllm_drafters import PROMPT, fitted_drafter, greedy, target_model
 from helpers.vllm_engine import DRAFTS, ENVIRONMENT, MARKS, exported
 from openai import APIConnectionError, OpenAI
 
-from jakiro.exchange.writing import serve_commands
+from jakiro.exchange.eagle3_export import serve_commands
 from jakiro.target.adapter import TargetAdapter
 from training.distributed.processes import free_port
 

@@ -1,4 +1,4 @@
-"""Published drafters are read without running code, and damaged files are errors of one line."""
+"""Published drafters are read without running code; every tensor is accounted for."""
 
 import hashlib
 from pathlib import Path
@@ -10,6 +10,9 @@ from helpers.published import eagle_config, eagle_weights, save_published
 
 from jakiro.errors import CheckpointError
 from jakiro.exchange.checkpoint import read_checkpoint
+from jakiro.exchange.families import plan_import
+
+GATE, QUERY = "layers.0.mlp.gate_proj.weight", "layers.0.self_attn.q_proj.weight"
 
 
 class Malicious:
@@ -40,22 +43,14 @@ def test_truncated_files_are_refused(layout: str, tmp_path: Path) -> None:
         read_checkpoint(folder)
 
 
-def test_numbers_that_are_not_finite_are_refused(tmp_path: Path) -> None:
-    weights = eagle_weights()
-    weights["fc.bias"][3] = float("nan")
-    checkpoint = read_checkpoint(save_published(tmp_path, weights, eagle_config()))
-    with pytest.raises(CheckpointError, match=r"infinite numbers in fc\.bias"):
-        checkpoint.tensor("fc.bias")
-
-
-def test_a_drafter_of_the_package_is_known_and_a_missing_one_is_explained() -> None:
+def test_a_drafter_of_the_package_is_found_and_a_missing_one_is_explained() -> None:
     assert read_checkpoint("smollm2-135m-instruct").config["model_type"] == "jakiro"
     for name in ("nobody/nothing", "./missing"):
         with pytest.raises(CheckpointError, match="no such folder, no such model in the cache"):
             read_checkpoint(name)
 
 
-def test_origin_and_checksums_are_known(tmp_path: Path) -> None:
+def test_origin_and_checksums_are_read(tmp_path: Path) -> None:
     folder = tmp_path / "snapshots" / "abc123"
     save_published(folder, eagle_weights(), eagle_config())
     (folder / "README.md").write_text("---\nlicense: mit\n---\n# A head\n")
@@ -66,3 +61,23 @@ def test_origin_and_checksums_are_known(tmp_path: Path) -> None:
     assert checkpoint.checksums().keys() == {"config.json", "model.safetensors"}
     other = read_checkpoint(save_published(tmp_path / "head", eagle_weights(), eagle_config()))
     assert (other.revision, other.licence) == (None, None)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({GATE: None}, f"a tensor {GATE}; got: none"),
+        ({QUERY: torch.zeros(32, 32, 2)}, QUERY),
+        ({"fc.bias": torch.zeros(32, 2)}, "fc.bias"),
+        ({"layers.1.mlp.gate_proj.weight": torch.zeros(3)}, "1 others: layers.1.mlp"),
+        ({GATE: torch.zeros(24, 32).to(torch.float8_e4m3fn)}, "numbers of 16, 32 or 64 bits in"),
+        ({"fc.bias": torch.full((32,), torch.nan)}, r"infinite numbers in fc\.bias"),
+    ],
+)
+def test_a_tensor_that_cannot_be_used_is_named(
+    changes: dict[str, torch.Tensor | None], message: str, tmp_path: Path
+) -> None:
+    weights = {k: v for k, v in (eagle_weights() | changes).items() if v is not None}
+    folder = save_published(tmp_path, weights, eagle_config())
+    with pytest.raises(CheckpointError, match=message):
+        plan_import(read_checkpoint(folder)).table.converted()

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 from helpers.imports import assert_drafts_equal, imported
-from helpers.models import tiny_llama
+from helpers.models import tiny_drafter, tiny_llama
 from helpers.published import (
     PublishedDrafter,
     Weights,
@@ -17,7 +17,9 @@ from helpers.published import (
 
 from jakiro.errors import CheckpointError
 from jakiro.exchange.checkpoint import read_checkpoint
+from jakiro.exchange.eagle import layer_config
 from jakiro.exchange.families import plan_import
+from jakiro.target.adapter import TargetAdapter
 
 HEADS: dict[str, tuple[Weights, dict[str, Any]]] = {
     "eagle": (eagle_weights(), {}),
@@ -93,3 +95,50 @@ def test_jakiro_star_is_refused_by_name(tmp_path: Path) -> None:
     folder = save_published(tmp_path, weights, eagle_config())
     with pytest.raises(CheckpointError, match=r"Jakiro\*, whose experts"):
         plan_import(read_checkpoint(folder))
+
+
+def test_a_drafter_of_this_project_needs_no_import(tmp_path: Path) -> None:
+    tiny_drafter(TargetAdapter(tiny_llama())).save_pretrained(tmp_path)
+    with pytest.raises(CheckpointError, match="a drafter of this project; remedy: use it as it is"):
+        plan_import(read_checkpoint(tmp_path))
+
+
+def test_values_that_are_absent_have_the_defaults_of_llama() -> None:
+    config = eagle_config()
+    for name in ("num_key_value_heads", "rms_norm_eps"):
+        del config[name]
+    read = layer_config(config, "head")
+    assert (read.heads.num_kv_heads, read.heads.head_dim) == (4, 8)
+    assert (read.heads.rope_theta, read.rms_norm_eps) == (10_000.0, 1e-6)
+
+
+def test_both_names_of_the_rotary_base_are_read() -> None:
+    parameters = {"rope_type": "default", "rope_theta": 5e5}
+    assert layer_config(eagle_config(rope_parameters=parameters), "head").heads.rope_theta == 5e5
+    assert layer_config(eagle_config(rope_theta=5e5), "head").heads.rope_theta == 5e5
+    both = eagle_config(rope_scaling={"rope_type": "default"}, rope_parameters=parameters)
+    assert layer_config(both, "head").heads.rope_theta == 5e5
+
+
+@pytest.mark.parametrize("name", ["rope_theta", "rope_scaling", "rope_parameters"])
+def test_a_rotary_value_may_be_null(name: str) -> None:
+    read = layer_config(eagle_config(**{name: None}), "head")
+    assert read.heads.rope_theta == 10_000.0
+    assert read.scaling == layer_config(eagle_config(), "head").scaling
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"num_attention_heads": "four"}, "a usable num_attention_heads"),
+        ({"rope_parameters": {"rope_theta": -1.0}}, "a usable rope_theta"),
+        ({"hidden_act": "gelu"}, "hidden_act silu; got: gelu"),
+        ({"sliding_window": 512}, "sliding_window None; got: 512"),
+        ({"rope_scaling": {"type": "odd", "factor": 2.0}}, "a usable kind.*llama3"),
+        ({"rope_scaling": {"type": "linear", "factor": 2.0, "mscale": 1}}, "known .*got: mscale"),
+        ({"num_key_value_heads": 3}, "remainder of query heads.*got: 1"),
+    ],
+)
+def test_what_cannot_be_reproduced_is_named(changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(CheckpointError, match=message):
+        layer_config(eagle_config(**changes), "head")

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 import torch
-from helpers.eagle3_imports import IDS, LAYERS, planned, six_layer_target
 from helpers.imports import assert_drafts_equal, imported
+from helpers.models import tiny_llama
 from helpers.published import (
     WIDE_DIM,
     PublishedEagle3,
@@ -20,9 +20,24 @@ from helpers.published import (
 )
 
 from jakiro.errors import CheckpointError
-from jakiro.exchange.plan import build_drafter, distinctions
+from jakiro.exchange.checkpoint import read_checkpoint
+from jakiro.exchange.families import plan_import
+from jakiro.exchange.plan import ImportPlan, build_drafter, distinctions
 from jakiro.target.adapter import TargetAdapter
 from jakiro.target.record import record_target
+
+LAYERS = (1, 3, 5)
+IDS = {"eagle_aux_hidden_state_layer_ids": list(LAYERS)}
+
+
+def six_layer_target() -> Any:
+    """Return a target of six layers in float64."""
+    return tiny_llama(num_hidden_layers=6).double()
+
+
+def planned(folder: Path, weights: Weights, config: dict[str, Any]) -> ImportPlan:
+    """Write a published drafter, and return the plan of its import."""
+    return plan_import(read_checkpoint(save_published(folder, weights, config)))
 
 
 @pytest.mark.parametrize("length", [1, 9])

@@ -1,6 +1,7 @@
 """An exported drafter is imported again with the same weights, and drafts as EAGLE-3 does."""
 
 import json
+import shlex
 from pathlib import Path
 from typing import Any
 
@@ -23,10 +24,11 @@ from jakiro.exchange.eagle3_export import (
     Layout,
     ServedTarget,
     export_eagle3,
+    serve_commands,
     without_ids,
+    write_export,
 )
 from jakiro.exchange.families import plan_import
-from jakiro.exchange.writing import write_export
 from jakiro.target.adapter import TargetAdapter
 from jakiro.utils.settings import merge
 
@@ -154,3 +156,23 @@ def test_layer_indices_are_left_out_only_if_they_are_the_default_ones(tmp_path: 
         write_export(left.weights, left.config, tmp_path / "exported")
         plan = plan_import(read_checkpoint(tmp_path / "exported"))
         assert plan.candidates(8)[0].trunk.fusion_layers == layers
+
+
+TARGET, FOLDER = "/models/the target's", 'exported/my "drafter"'
+
+
+@pytest.mark.parametrize("layout", ["eagle3", "vllm"])
+def test_quotes_and_spaces_in_paths_are_kept(layout: str) -> None:
+    words = shlex.split(serve_commands(layout, FOLDER, TARGET, 4)["vLLM"])
+    assert words[:4] == ["vllm", "serve", TARGET, "--speculative-config"]
+    options = {"method": "eagle3", "model": FOLDER, "num_speculative_tokens": 4}
+    assert json.loads(words[4]) == options
+
+
+def test_sglang_serves_only_the_layout_of_eagle3() -> None:
+    words = shlex.split(serve_commands("eagle3", FOLDER, TARGET, 4)["SGLang"])
+    assert words[words.index("--model-path") + 1] == TARGET
+    assert words[words.index("--speculative-draft-model-path") + 1] == FOLDER
+    assert words[words.index("--speculative-num-draft-tokens") + 1] == "5"
+    for layout in ("speculators", "vllm"):
+        assert "SGLang" not in serve_commands(layout, FOLDER, TARGET, 4)

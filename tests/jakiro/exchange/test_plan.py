@@ -1,4 +1,4 @@
-"""An imported drafter is compared with its target before it is built."""
+"""An imported drafter is compared with its target, and written with settings to train it."""
 
 from pathlib import Path
 
@@ -9,7 +9,13 @@ from helpers.imports import converted, imported
 from helpers.models import tiny_llama
 from helpers.published import eagle_config, eagle_weights, save_published
 
+from jakiro.drafter import JakiroDrafter
 from jakiro.errors import TargetMismatch, TargetNotSupported
+from jakiro.exchange.checkpoint import read_checkpoint
+from jakiro.exchange.families import plan_import
+from jakiro.exchange.plan import SETTINGS_FILE, record_of, write_import
+from jakiro.utils.settings import load_settings
+from training.config import TrainSettings
 
 
 @pytest.mark.parametrize("changes", [{"vocab": 62}, {"hidden_size": 64}])
@@ -54,3 +60,33 @@ def test_the_dtype_of_the_weights_is_kept(dtype: torch.dtype, tmp_path: Path) ->
     loaded = type(drafter).from_pretrained(tmp_path / "drafter")
     for name, part in drafter.state_dict().items():
         assert torch.equal(loaded.state_dict()[name], part)
+
+
+@pytest.fixture
+def drafter(tmp_path: Path) -> JakiroDrafter:
+    folder = save_published(tmp_path / "head", eagle_weights(), eagle_config())
+    drafter = converted(folder, tiny_llama())
+    drafter.config.record = record_of(plan_import(read_checkpoint(folder)), {"agreement": 0.5})
+    return drafter
+
+
+def test_a_written_drafter_has_its_record_and_settings(
+    drafter: JakiroDrafter, tmp_path: Path
+) -> None:
+    write_import(drafter, tmp_path / "drafter")
+    loaded = JakiroDrafter.from_pretrained(tmp_path / "drafter")
+    assert loaded.config.record == drafter.config.record
+    assert loaded.config.record["import"]["measured"] == {"agreement": 0.5}
+    file = tmp_path / "drafter" / SETTINGS_FILE
+    settings = load_settings(TrainSettings, file, ["data.paths=[any.jsonl]"])
+    assert settings.drafter == loaded.config.settings
+    assert settings.initialize.drafter == str(tmp_path / "drafter")
+
+
+def test_an_existing_folder_is_never_replaced(drafter: JakiroDrafter, tmp_path: Path) -> None:
+    (tmp_path / "drafter").mkdir()
+    (tmp_path / "drafter" / "notes.txt").write_text("mine")
+    with pytest.raises(OSError, match="not empty"):
+        write_import(drafter, tmp_path / "drafter")
+    assert [path.name for path in (tmp_path / "drafter").iterdir()] == ["notes.txt"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["drafter", "head"]
