@@ -1,4 +1,7 @@
-"""A drafter's settings and the record of its target, as a Hugging Face config."""
+"""A drafter's settings and the record of its target, as a Hugging Face config.
+
+The arguments of a drafter's modules follow from its config.
+"""
 
 from typing import Any
 
@@ -8,7 +11,9 @@ from jakiro.drafter_settings import DrafterSettings, MemorySettings, largest_dra
 from jakiro.errors import ConfigError
 from jakiro.target.cache import StateSource, StateSources
 from jakiro.target.record import TargetRecord
+from jakiro.utils.rope import rope_frequencies
 from jakiro.utils.settings import validate_settings
+from moa.rotary import Rotary
 
 
 class JakiroConfig(PreTrainedConfig):
@@ -119,6 +124,76 @@ def state_widths(source: StateSource, target: TargetRecord) -> list[int]:
     if source.kind == "hidden":
         return [target.hidden_size] * len(source.layers)
     return [target.kv_widths[layer] for layer in source.layers]
+
+
+def trunk_arguments(config: JakiroConfig) -> dict[str, Any]:
+    """Return the arguments of the `moa.trunk.Trunk` of a drafter."""
+    settings = config.settings
+    trunk = settings.trunk
+    assert trunk.rope_theta is not None, "`config_for` completes the settings"
+    assert trunk.head_dim is not None, "`config_for` completes the settings"
+    frequencies, scale = rope_frequencies(trunk.rope, trunk.rope_theta, trunk.head_dim)
+    return {
+        "hidden": config.target_record.hidden_size,
+        "attends_memory": trunk.attends_memory,
+        "reads_features": trunk.reads_features,
+        "norm_eps": settings.norm_eps,
+        "rope_frequencies": frequencies,
+        "rope_scale": scale,
+        "layer_width": settings.experts.intermediate_size,
+        **trunk.form,
+        **trunk.geometry,
+    }
+
+
+def encoder_arguments(config: JakiroConfig) -> tuple[dict[str, Any] | None, dict[str, Any] | None]:
+    """Return the arguments of the `moa.memory.MemoryEncoder` of memory, and of the one of features.
+
+    They are None for an output that the trunk ignores.
+    """
+    settings, target = config.settings, config.target_record
+    read = settings.memory
+    sizes = read.model_dump(exclude={"source", "layers", "rope", "rotated"})
+    frequencies, scale = rope_frequencies(read.rope, read.rope_theta, read.head_dim)
+    sizes |= {"rope_frequencies": frequencies, "rope_scale": scale, "norm_eps": settings.norm_eps}
+    fused = sizes | {"layer_attention": False, "common_width": None}
+    fused["always_project"] = settings.trunk.fusion_layers is not None
+    fused |= {"output_bias": settings.trunk.input_bias, "state_norm": settings.trunk.fusion_norm}
+
+    def of(source: StateSource | None, sizes: dict[str, Any]) -> dict[str, Any] | None:
+        if source is None:
+            return None
+        width = max(state_widths(source, target))
+        shape = {"num_layers": len(source.layers), "width": width, "hidden": target.hidden_size}
+        return shape | sizes
+
+    memory, features = state_sources(settings, target)
+    return of(memory, sizes), of(features, fused)
+
+
+def undone_rotation(config: JakiroConfig) -> Rotary | None:
+    """Return the `Rotary` that undoes the rotation of the target's keys at negated positions.
+
+    The result is None if memory is made from keys as the target caches them, or not from keys.
+    """
+    settings, rotation = config.settings, config.target_record.key_rotation
+    is_read = settings.trunk.attends_memory and settings.memory.source == "kv"
+    if not is_read or settings.memory.rotated:
+        return None
+    assert rotation is not None, "`config_for` checks it"
+    return Rotary(2 * len(rotation.frequencies), 1.0, rotation.frequencies, 1 / rotation.scale)
+
+
+def experts_arguments(config: JakiroConfig) -> dict[str, Any]:
+    """Return the arguments of the `jakiro.experts.MixtureOfExperts` of a drafter."""
+    settings = config.settings
+    schedule = settings.schedule
+    return {
+        "hidden": config.target_record.hidden_size,
+        "num_parallel": schedule.parallel_levels if schedule.heads == "experts" else 0,
+        "norm_eps": settings.norm_eps,
+        **settings.experts.form,
+    }
 
 
 def _check_sources(settings: DrafterSettings, target: TargetRecord) -> None:

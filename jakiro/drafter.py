@@ -9,20 +9,18 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from jakiro.architecture import (
+from jakiro.config import (
+    JakiroConfig,
     encoder_arguments,
-    experts_of,
-    level_heads,
-    level_masks,
-    memory_shapes,
-    num_earlier_tokens,
+    experts_arguments,
+    state_sources,
     trunk_arguments,
     undone_rotation,
 )
-from jakiro.config import JakiroConfig, state_sources
 from jakiro.draft_head import DraftHead
 from jakiro.errors import CheckpointError, JakiroError
-from jakiro.experts import ExpertsOutput
+from jakiro.experts import ExpertsOutput, MixtureOfExperts
+from jakiro.levels import HiddenTransfer, LevelHeads, LevelMasks
 from jakiro.target.cache import TargetState
 from jakiro.target.ends import TargetEnds
 from jakiro.target.weights import WeightForm
@@ -36,7 +34,7 @@ from moa.attention import Stores, no_history
 from moa.memory import MemoryEncoder
 from moa.norm import RMSNorm
 from moa.target_kv import with_rotated_keys
-from moa.trunk import Trunk, TrunkInputs
+from moa.trunk import NUM_EARLIER, Trunk, TrunkInputs
 
 _REMEDY = "check the path, or train a drafter with `jakiro train`"
 _HUB_ARGUMENTS = ("cache_dir", "local_files_only", "revision", "subfolder", "token")
@@ -80,28 +78,45 @@ class JakiroDrafter(PreTrainedModel):
     def __init__(self, config: JakiroConfig) -> None:
         super().__init__(config)
         settings, target = config.settings, config.target_record
+        trunk, schedule, hidden = settings.trunk, settings.schedule, target.hidden_size
         self.state_sources = state_sources(settings, target)
         memory, features = encoder_arguments(config)
         self.memory_encoder = None if memory is None else MemoryEncoder(**memory)
         self.undo_rotation = undone_rotation(config)
         self.feature_encoder = None if features is None else MemoryEncoder(**features)
         self.trunk = Trunk(**trunk_arguments(config))
-        self.memory_shapes = memory_shapes(config)
-        self.attends_first = settings.trunk.first_position
-        self.num_earlier = num_earlier_tokens(config)
-        self.experts = experts_of(config)
-        self.level_heads = level_heads(config)
-        self.level_masks = level_masks(config)
+        self.memory_shapes: list[tuple[int, int]] = []
+        if trunk.attends_memory:
+            assert trunk.num_kv_heads is not None, "`config_for` completes the settings"
+            assert trunk.head_dim is not None, "`config_for` completes the settings"
+            self.memory_shapes += [(trunk.num_kv_heads, trunk.head_dim)] * 2
+        if trunk.reads_features:
+            self.memory_shapes.append((1, hidden))
+        self.attends_first = trunk.first_position
+        is_trigram, num_parallel = trunk.tokens == "trigram", schedule.parallel_levels
+        self.num_earlier = NUM_EARLIER if is_trigram else int(schedule.heads == "branch")
         # Whether the target's last layers read the states of all levels, as in Hidden Transfer.
-        self.transfers = settings.schedule.heads == "transfer"
+        self.transfers = schedule.heads == "transfer"
+        self.experts = (
+            HiddenTransfer(hidden, 1 + num_parallel)
+            if self.transfers
+            else MixtureOfExperts(**experts_arguments(config))
+        )
+        self.level_heads: LevelHeads | None = None
+        if schedule.heads == "branch":
+            width = settings.experts.intermediate_size
+            self.level_heads = LevelHeads(hidden, width, num_parallel, settings.norm_eps)
+        self.level_masks: LevelMasks | None = None
+        if schedule.heads == "masks":
+            self.level_masks = LevelMasks(hidden, num_parallel, trunk.reads_features)
         self.head_norm: torch.nn.Module | None = None
         if settings.experts.output_norm == "head":
-            self.head_norm = RMSNorm(target.hidden_size, eps=settings.norm_eps)
+            self.head_norm = RMSNorm(hidden, eps=settings.norm_eps)
         size = config.draft_vocab_size
         self.own_head: torch.nn.Linear | None = None
         if settings.experts.head == "own":
             num_drafted = target.vocab_size if size is None else size
-            self.own_head = torch.nn.Linear(target.hidden_size, num_drafted, bias=False)
+            self.own_head = torch.nn.Linear(hidden, num_drafted, bias=False)
         self.draft_ids: torch.Tensor | None
         self.register_buffer("draft_ids", None if size is None else torch.arange(size))
         self.post_init()

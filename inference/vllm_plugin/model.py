@@ -37,8 +37,14 @@ from inference.vllm_plugin.checks import (
     check_states,
     wrong_weights,
 )
-from jakiro.architecture import encoder_arguments, experts_arguments, trunk_arguments
-from jakiro.config import JakiroConfig, last_hidden_state, state_sources
+from jakiro.config import (
+    JakiroConfig,
+    encoder_arguments,
+    experts_arguments,
+    last_hidden_state,
+    state_sources,
+    trunk_arguments,
+)
 from jakiro.experts import MixtureOfExperts, joint_log_probs
 from moa.attention import KV
 from moa.memory import MemoryEncoder

@@ -10,14 +10,24 @@ import torch
 from helpers.families import tiny_family
 from helpers.models import tiny_drafter, tiny_llama, tiny_settings
 from helpers.training import one_document
+from helpers.variants import VARIANTS
 from safetensors.torch import load_file, save_file
 
 from jakiro import JakiroDrafter
-from jakiro.config import config_for, state_sources
+from jakiro.config import (
+    config_for,
+    encoder_arguments,
+    experts_arguments,
+    state_sources,
+    trunk_arguments,
+)
 from jakiro.errors import CheckpointError, ConfigError
+from jakiro.experts import MixtureOfExperts
 from jakiro.target.adapter import TargetAdapter
 from jakiro.target.cache import TargetState
 from jakiro.target.record import record_target
+from moa.memory import MemoryEncoder
+from moa.trunk import Trunk
 from training.loss.drafting import draft_all_positions
 from training.module import TargetReader
 
@@ -187,3 +197,21 @@ def test_a_single_fused_state_is_projected_and_the_last_state_alone_is_not(
     unfused = tiny_drafter(target, tiny_settings(trunk={"kind": "feedback"}))
     assert isinstance(fused.feature_encoder.output, torch.nn.Linear)
     assert isinstance(unfused.feature_encoder.output, torch.nn.Identity)
+
+
+@pytest.mark.parametrize("name", ["E2-sum-P1", "feedback-fused", "eagle3.1", "hybrid-long-context"])
+def test_modules_built_from_a_config_take_the_weights_of_the_drafter(name: str) -> None:
+    target = TargetAdapter(tiny_llama(num_hidden_layers=3))
+    drafter = tiny_drafter(target, VARIANTS[name])
+    memory, features = encoder_arguments(drafter.config)
+    built = {
+        "trunk": Trunk(**trunk_arguments(drafter.config)),
+        "experts": MixtureOfExperts(**experts_arguments(drafter.config)),
+        "memory_encoder": None if memory is None else MemoryEncoder(**memory),
+        "feature_encoder": None if features is None else MemoryEncoder(**features),
+    }
+    for part, module in built.items():
+        own = getattr(drafter, part)
+        assert (module is None) is (own is None)
+        if module is not None:
+            module.load_state_dict(own.state_dict())

@@ -12,7 +12,7 @@ from inference import vllm_plugin
 
 # Modules of ours and of others that the plug-in imports beside vLLM and torch.
 USED = (
-    "inference.vllm_plugin, jakiro.architecture, jakiro.config, jakiro.errors, "
+    "inference.vllm_plugin, jakiro.config, jakiro.errors, "
     "jakiro.experts, moa.attention, moa.memory, moa.rotary, moa.target_kv, moa.trunk"
 )
 HEAVY = ("datasets", "deepspeed", "peft", "training", "vllm")

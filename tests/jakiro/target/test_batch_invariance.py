@@ -117,9 +117,7 @@ def test_a_replaced_weight_is_noticed_by_the_next_request() -> None:
     assert after != before
 
 
-@pytest.mark.parametrize(
-    "drafter", mostly_slow(["trained", "sampled", "lookup"], quick=["trained", "lookup"])
-)
+@pytest.mark.parametrize("drafter", mostly_slow(["trained", "sampled", "lookup"], quick=["lookup"]))
 def test_drafts_other_sequences_and_chunks_change_no_greedy_token(
     drafter: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
