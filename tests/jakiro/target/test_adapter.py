@@ -7,7 +7,7 @@ import pytest
 import torch
 from helpers.families import tiny_model
 from helpers.models import tiny_llama
-from helpers.trees import PARENTS, path_to, tree_step
+from helpers.trees import PARENTS, path_to
 
 from inference import SpeculativeDecoder
 from inference.drafters.lookup import LookupDrafter
@@ -28,29 +28,6 @@ def test_the_ancestor_matrix_marks_exactly_the_path_to_each_node() -> None:
 
 
 @torch.no_grad()
-def test_tree_logits_equal_path_logits_and_commit_equals_recompute() -> None:
-    model = tiny_llama()
-    target = TargetAdapter(model)
-    prompt, drafts = torch.randint(0, 61, (1, 6)), torch.randint(0, 61, (1, 8))
-    cache = target.new_cache(1, 64)
-    target.forward(chain_step(prompt, 0), cache)
-    step = tree_step(drafts, start=6)
-    logits = target.logits(target.forward(step, cache).features)
-    for query in range(8):
-        path = torch.cat((prompt, drafts[:, path_to(query)]), dim=1)
-        torch.testing.assert_close(logits[0, query], model(path).logits[0, -1], **CLOSE)
-
-    accepted = torch.tensor([path_to(7)])
-    committed = torch.arange(6, 6 + accepted.shape[1])[None]
-    cache.move(step.slots.gather(1, accepted), committed)
-    more = torch.randint(0, 61, (1, 3))
-    start = 6 + accepted.shape[1]
-    got = target.logits(target.forward(chain_step(more, start), cache).features)
-    path = torch.cat((prompt, drafts[:, path_to(7)], more), dim=1)
-    torch.testing.assert_close(got[0], model(path).logits[0, start:], **CLOSE)
-
-
-@torch.no_grad()
 def test_sequences_of_different_lengths_in_a_batch_do_not_disturb_each_other() -> None:
     model = tiny_llama()
     target = TargetAdapter(model)
@@ -67,28 +44,15 @@ def test_sequences_of_different_lengths_in_a_batch_do_not_disturb_each_other() -
 
 
 @torch.no_grad()
-def test_packed_documents_are_isolated_and_keys_and_values_are_read_from_the_cache() -> None:
-    model = tiny_llama()
-    target = TargetAdapter(model)
-    documents = [torch.randint(0, 61, (1, count)) for count in (5, 7)]
-    step = StepInput(
-        token_ids=torch.cat(documents, dim=1),
-        positions=torch.tensor([[*range(5), *range(7)]]),
-        slots=torch.arange(12)[None],
-        lengths=torch.tensor([0]),
-        highest_slot=11,
-        documents=torch.tensor([[0] * 5 + [1] * 7]),
-    )
+def test_keys_and_values_are_read_from_the_cache() -> None:
+    target = TargetAdapter(tiny_llama())
     cache = target.new_cache(1, 12)
-    logits = target.logits(target.forward(step, cache).features)
-    expected = torch.cat([model(document).logits for document in documents], dim=1)
-    torch.testing.assert_close(logits, expected)
-
+    target.forward(chain_step(torch.randint(0, 61, (1, 12)), 0), cache)
     kv = cache.kv(torch.tensor([[3, 10]]), layers=(0, 2))
     layer = cache.slot_layers[2]
     assert kv.shape == (1, 2, 2, 32)
-    torch.testing.assert_close(kv[0, 1, 1, :16], layer.keys[0, :, 10].flatten())
-    torch.testing.assert_close(kv[0, 1, 1, 16:], layer.values[0, :, 10].flatten())
+    assert torch.equal(kv[0, 1, 1, :16], layer.keys[0, :, 10].flatten())
+    assert torch.equal(kv[0, 1, 1, 16:], layer.values[0, :, 10].flatten())
 
 
 def test_the_fingerprint_survives_a_change_of_dtype_but_not_of_weights() -> None:

@@ -6,8 +6,9 @@ from typing import Any
 
 import pytest
 import torch
-from helpers.families import EVERY_FAMILY, tiny_family, tiny_model
+from helpers.families import EVERY_FAMILY, FAMILIES, tiny_family, tiny_model
 from helpers.models import tiny_llama
+from helpers.quick import mostly_slow
 from torch import Tensor, nn
 from transformers.models.llama.modeling_llama import LlamaAttention, LlamaMLP
 
@@ -53,7 +54,7 @@ def test_a_fused_family_computes_the_same(family: str) -> None:
         torch.testing.assert_close(got, own, atol=5e-5, rtol=1e-4)
 
 
-@pytest.mark.parametrize("family", EVERY_FAMILY)
+@pytest.mark.parametrize("family", mostly_slow(FAMILIES, quick=["phi", "mixtral"]))
 def test_a_fused_family_keeps_half_precision(family: str) -> None:
     target = TargetAdapter(tiny_family(family, seed=1).to(torch.bfloat16))
     target.fuse()
