@@ -102,7 +102,7 @@ class ImportPlan:
         yield f"family: {self.family}"
         yield f"target: hidden size {self.hidden_size}, {self.vocab_size} tokens"
         yield "settings:"
-        shown = yaml.safe_dump(described(self.settings), sort_keys=False)
+        shown = yaml.safe_dump(describe(self.settings), sort_keys=False)
         yield from (f"  {line}" for line in shown.splitlines())
         yield "tensors:"
         for row in self.table.rows:
@@ -139,7 +139,7 @@ def default_layers(num_layers: int) -> tuple[int, ...]:
     return 2, num_layers // 2, num_layers - 3
 
 
-def described(settings: DrafterSettings) -> dict[str, object]:
+def describe(settings: DrafterSettings) -> dict[str, object]:
     """Return the settings that matter for an imported drafter, by name."""
     values = settings.model_dump(mode="json")
     if not settings.trunk.attends_memory:
@@ -180,12 +180,12 @@ def build_drafter(
     """
     with torch.device("meta"):  # the random weights would be thrown away
         drafter = JakiroDrafter(config_for(settings, record))
-    drafter.load_state_dict(_renamed(weights, settings), assign=True)
+    drafter.load_state_dict(_rename(weights, settings), assign=True)
     drafter.config.dtype = drafter.dtype
     return drafter.eval()
 
 
-def _renamed(weights: dict[str, Tensor], settings: DrafterSettings) -> dict[str, Tensor]:
+def _rename(weights: dict[str, Tensor], settings: DrafterSettings) -> dict[str, Tensor]:
     """Return weights in which the norm of the output has the name of its use in the settings."""
     wanted = _OUTPUT_NORMS.get(settings.experts.output_norm)
     return {
@@ -267,7 +267,7 @@ def _settings_file(drafter: JakiroDrafter, folder: Path) -> str:
     values: dict[str, object] = {
         "extends": "base",
         "target": {"name_or_path": drafter.config.target_record.name_or_path},
-        "drafter": described(drafter.config.settings),
+        "drafter": describe(drafter.config.settings),
         "initialize": {
             "drafter": str(folder.absolute()),
             "attention_layer": None,
@@ -275,6 +275,6 @@ def _settings_file(drafter: JakiroDrafter, folder: Path) -> str:
         },
     }
     if drafter.own_head is not None:  # EAGLE-3 learns tokens only, on its own features too
-        values["drafter"] = merge(described(drafter.config.settings), {"trunk": {"ttt_steps": 4}})
+        values["drafter"] = merge(describe(drafter.config.settings), {"trunk": {"ttt_steps": 4}})
         values["objective"] = _TOKENS_ONLY
     return _HEADER + yaml.safe_dump(values, sort_keys=False, allow_unicode=True)

@@ -28,7 +28,7 @@ from jakiro.target.checks import (
     head_shape_of,
     layer_kinds_of,
     max_position_of,
-    measured_rotation,
+    measure_rotation,
     storing_layers,
 )
 from jakiro.target.compute_modules import ComputeModules, refuse_invariance_if
@@ -236,7 +236,7 @@ class TargetAdapter(TargetEnds):
             num_hidden_states=_count_states(output.hidden_states, self.like.shape[1]),
             attention=attention_shape_of(self.config, shapes[-1], self.like.shape[1]),
             gguf_sha256=gguf_checksum(self.model.config),
-            key_rotation=measured_rotation(self.decoder, shapes, partial(self._keys, token_ids)),
+            key_rotation=measure_rotation(self.decoder, shapes, partial(self._keys, token_ids)),
         )
         self.spec = spec
         self._masks = self.masks_of(kinds)

@@ -70,8 +70,8 @@ def grouped_attention(
             module, query, key, value, attention_mask, scaling=scaling, **options
         )
         return attended, None
-    mask = _repeat(attention_mask, groups)
-    return ungrouped(attend(grouped(query, key.shape[1]), key, value, mask, scaling), query), None
+    rows, mask = group_heads(query, key.shape[1]), _repeat(attention_mask, groups)
+    return ungroup_heads(attend(rows, key, value, mask, scaling), query), None
 
 
 def _repeat(mask: Mask, groups: int) -> Float[Tensor, "batch 1 rows slots"]:
@@ -87,12 +87,12 @@ def _repeat(mask: Mask, groups: int) -> Float[Tensor, "batch 1 rows slots"]:
     return by_groups[groups]
 
 
-def grouped(query: Tensor, num_kv_heads: int) -> Float[Tensor, "batch kv_heads rows dim"]:
+def group_heads(query: Tensor, num_kv_heads: int) -> Float[Tensor, "batch kv_heads rows dim"]:
     """Return the queries of all heads that share keys, one head after the other, as one head."""
     return query.reshape(query.shape[0], num_kv_heads, -1, query.shape[3])
 
 
-def ungrouped(attended: Tensor, query: Tensor) -> Attended:
+def ungroup_heads(attended: Tensor, query: Tensor) -> Attended:
     """Return attended values of grouped queries in the layout of transformers."""
     batch, heads, count, _ = query.shape
     return attended.reshape(batch, heads, count, -1).transpose(1, 2).contiguous()

@@ -70,14 +70,14 @@ def _product_of(module: nn.Module, largest: int) -> _Product | None:
         return _Product(part, part.in_features, part.dtype, largest)
     if isinstance(part, nn.Linear | Conv1D):
         width = part.weight.shape[0 if isinstance(part, Conv1D) else 1]
-        return _Product(partial(_multiplied, part), width, part.weight.dtype, largest)
+        return _Product(partial(_multiply, part), width, part.weight.dtype, largest)
     if has_experts(part) and hasattr(part, "hidden_dim"):
         dtype = next(part.parameters()).dtype
         return _Product(partial(_through_experts, part), part.hidden_dim, dtype, ROWS_OF_EXPERTS)
     return None
 
 
-def _multiplied(layer: Any, rows: Tensor) -> Tensor:
+def _multiply(layer: Any, rows: Tensor) -> Tensor:
     product = layer(rows)
     return product if isinstance(product, Tensor) else linear(rows, layer.weight)  # of a router
 

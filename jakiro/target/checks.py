@@ -155,7 +155,7 @@ def head_shape_of(layer: object) -> HeadShape:
     return HeadShape(keys.shape[1], keys.shape[3], values.shape[3])
 
 
-def measured_rotation(
+def measure_rotation(
     decoder: nn.Module, shapes: Sequence[HeadShape], keys_at: Callable[[int], list[Tensor]]
 ) -> KeyRotation | None:
     """Return the rotation of a target's keys; None unless it is the same in all layers.

@@ -26,7 +26,7 @@ from jakiro.target.weights import (
     PackedLinear,
     can_pack,
     has_adapters,
-    joined_weights,
+    join_weights,
     packed_bytes,
     version_of,
     with_products,
@@ -162,7 +162,7 @@ class ComputeModules:
         return with_attention(layers, GROUPED) if is_sdpa else layers
 
     def _product(self, mapped: MappedMemory, layers: Sequence[nn.Linear]) -> nn.Module:
-        weight, bias = joined_weights(layers)
+        weight, bias = join_weights(layers)
         if self.is_batch_invariant and weight.numel() <= SMALL:
             return DoubleLinear(weight, bias)
         product = PackedLinear(weight, bias)

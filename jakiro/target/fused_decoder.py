@@ -75,7 +75,7 @@ def fuse_decoder(decoder: nn.Module, trial: Trial, make: MakeProduct | None) -> 
         kinds.setdefault(_kind_of(layer), []).append(layer)
     if not kinds:
         return 0
-    calls = _observed(decoder, [alike[0] for alike in kinds.values()], trial)
+    calls = _observe(decoder, [alike[0] for alike in kinds.values()], trial)
     count = 0
     for alike in kinds.values():
         design = _design_of(alike[0], calls[alike[0]], trial.shapes)
@@ -111,7 +111,7 @@ class _Call(NamedTuple):
     caches: list[str]  # names of the arguments that are the cache
 
 
-def _observed(
+def _observe(
     decoder: nn.Module, layers: Sequence[nn.Module], trial: Trial
 ) -> dict[nn.Module, list[_Call]]:
     """Return the arguments of layers in steps like those of decoding.

@@ -70,7 +70,7 @@ FAILURES = (
 )
 
 
-def joined_product(layers: Sequence[nn.Module | None], make: MakeProduct | None) -> nn.Module:
+def join_products(layers: Sequence[nn.Module | None], make: MakeProduct | None) -> nn.Module:
     """Return linear layers with the same input as one module.
 
     The module returns the outputs of all layers, one after the other; its second argument is added
@@ -101,7 +101,7 @@ class FusedLayer(nn.Module):
 
     Args:
         layer: layer of a copied decoder, whose weights may be read but are not changed.
-        make: see `joined_product`.
+        make: see `join_products`.
 
     Raises:
         Unfusable: the layer has other parts.
@@ -138,7 +138,7 @@ class FusedLayer(nn.Module):
         self.dim = attention.head_dim
         output = _part(attention, "o_proj", "dense")
         inputs = _parts(attention, QUERY_KEY_VALUE)
-        self.qkv, self.output = joined_product(inputs, make), joined_product([output], make)
+        self.qkv, self.output = join_products(inputs, make), join_products([output], make)
         num_queries = output.in_features // self.dim
         num_keys = (sum(layer.out_features for layer in inputs) // self.dim - num_queries) // 2
         self.heads = (num_queries, num_keys, num_keys)
@@ -153,7 +153,7 @@ class FusedLayer(nn.Module):
         if not inputs or any(type(layer) is not nn.Linear for layer in (*inputs, down)):
             self.mlp = mlp  # such as experts
             return
-        self.gate_up, self.down = joined_product(inputs, make), joined_product([down], make)
+        self.gate_up, self.down = join_products(inputs, make), join_products([down], make)
         self.activation = _part(mlp, "act_fn", "activation_fn")
 
     def forward(
@@ -196,7 +196,7 @@ class FusedLayer(nn.Module):
         if not self.design.rotates_first:
             rotated = self._normalized(rotated)
         if self.design.rotation != "none" and angles is not None:
-            rotated = _rotate(rotated, *_prepared(angles, self.design.rotation))
+            rotated = _rotate(rotated, *_prepare(angles, self.design.rotation))
         if self.design.rotates_first:
             rotated = self._normalized(rotated)
         query, key = rotated.split_with_sizes((num_queries, num_keys), 2)
@@ -295,7 +295,7 @@ def _identity(x: Tensor) -> Tensor:
     return x
 
 
-def _prepared(angles: tuple[Angles, Angles], rotation: Rotation) -> tuple[Tensor, Tensor, Rotation]:
+def _prepare(angles: tuple[Angles, Angles], rotation: Rotation) -> tuple[Tensor, Tensor, Rotation]:
     """Return cosines, and sines with the sign of the number that they are multiplied by.
 
     All layers of a step share them.

@@ -32,9 +32,9 @@ from jakiro.target.attention import (
     Mask,
     Queries,
     Values,
-    grouped,
+    group_heads,
     register,
-    ungrouped,
+    ungroup_heads,
 )
 from jakiro.target.weights import has_adapters
 from jakiro.utils.dtype_names import dtype_name
@@ -88,7 +88,7 @@ def with_independent_rows(module: nn.Module, dtype: torch.dtype) -> nn.Module:
             table = _table(part, dtype)
             if table is not None:
                 table = tables.setdefault(table.view(torch.int16).numpy().tobytes(), table)
-                part.forward = partial(_looked_up, part.forward, table)
+                part.forward = partial(_look_up, part.forward, table)
     return _with_double_layers(module)
 
 
@@ -172,7 +172,7 @@ def _table(activation: nn.Module, dtype: torch.dtype) -> Tensor | None:
     return None if is_same else table
 
 
-def _looked_up(forward: Forward, table: Tensor, x: Tensor) -> Tensor:
+def _look_up(forward: Forward, table: Tensor, x: Tensor) -> Tensor:
     if x.dtype != table.dtype:
         return forward(x)
     return table[x.view(torch.int16).int() + 2**15]
@@ -195,11 +195,11 @@ def batch_invariant_attention(
     for queries, mask in zip(
         query.split(CHUNK, dim=2), attention_mask.split(CHUNK, dim=2), strict=True
     ):
-        scores = grouped(queries, key.shape[1]).double() @ keys * scale
+        scores = group_heads(queries, key.shape[1]).double() @ keys * scale
         if softcap is not None:
             scores = softcap * torch.tanh(scores / softcap)
         scores += mask.repeat(1, 1, query.shape[1] // key.shape[1], 1)
-        parts.append(ungrouped((scores.softmax(dim=-1) @ values).to(value.dtype), queries))
+        parts.append(ungroup_heads((scores.softmax(dim=-1) @ values).to(value.dtype), queries))
     return torch.cat(parts, dim=1), None
 
 

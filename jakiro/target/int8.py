@@ -69,8 +69,8 @@ class Int8Linear:
         levels = _input_levels()
         assert levels is not None, "check can_quantize first"
         self._levels = levels
-        quantized, self._scales = _quantized(weight.detach())
-        self._weight = _packed(quantized)
+        quantized, self._scales = _quantize(weight.detach())
+        self._weight = _pack(quantized)
         self._bias = None if bias is None else bias.detach().float()
 
     @torch.no_grad()
@@ -106,7 +106,7 @@ def can_quantize(weight: Tensor) -> bool:
     )
 
 
-def _quantized(weight: Tensor) -> tuple[Tensor, Tensor]:
+def _quantize(weight: Tensor) -> tuple[Tensor, Tensor]:
     """Return the int8 weight and the float32 scale of each output channel."""
     quantized, scales = [], []
     for chunk in weight.split(_CHUNK):
@@ -117,7 +117,7 @@ def _quantized(weight: Tensor) -> tuple[Tensor, Tensor]:
     return torch.cat(quantized), torch.cat(scales)
 
 
-def _packed(quantized: Int[Tensor, "out_features in_features"]) -> Tensor:
+def _pack(quantized: Int[Tensor, "out_features in_features"]) -> Tensor:
     packed: Tensor = torch.ops.onednn.qlinear_prepack(quantized, None)
     return packed
 
@@ -183,7 +183,7 @@ def _is_right(levels: int, rows: int, in_features: int, out_features: int) -> bo
     weight[0], weight[1] = _LEVELS, -_LEVELS
     x = torch.randint(-levels, levels + 1, (rows, in_features), generator=random)
     x[0], x[-1] = -levels, levels
-    packed, scales = _packed(weight), torch.rand(out_features, generator=random) + 0.5
+    packed, scales = _pack(weight), torch.rand(out_features, generator=random) + 0.5
     product = _product(x, levels, packed, scales)
     expected = (x @ weight.long().T).double() * scales / levels
     alone = torch.cat([_product(row[None], levels, packed, scales) for row in x])

@@ -47,7 +47,7 @@ class PackedLinear(nn.Module):
         super().__init__()
         self.out_features, self.in_features = weight.shape
         self.dtype = weight.dtype
-        self._reordered = _reordered(weight)
+        self._reordered = _reorder(weight)
         self._bias = bias
 
     def forward(self, x: Tensor, residual: Tensor | None = None) -> Tensor:
@@ -92,7 +92,7 @@ def packed_bytes(model: nn.Module) -> int:
     return sum(weight.nbytes for weight in weights.values())
 
 
-def joined_weights(layers: Sequence[nn.Linear]) -> tuple[Tensor, Tensor | None]:
+def join_weights(layers: Sequence[nn.Linear]) -> tuple[Tensor, Tensor | None]:
     """Return the weights and biases of layers with the same input, as those of one layer."""
     weights = [layer.weight.detach() for layer in layers]
     weight = torch.cat(weights) if len(weights) > 1 else weights[0]
@@ -138,13 +138,13 @@ def _can_multiply(dtype: torch.dtype) -> bool:
         torch.randn(*shape, generator=random).to(dtype) for shape in ((48, 32), (3, 5, 32), (48,))
     )
     try:
-        product = _packed_product(x, _reordered(weight), bias)
+        product = _packed_product(x, _reorder(weight), bias)
     except (AttributeError, RuntimeError):
         return False
     return torch.allclose(product, linear(x, weight, bias), atol=0.1, rtol=0.02)
 
 
-def _reordered(weight: Tensor) -> Tensor:
+def _reorder(weight: Tensor) -> Tensor:
     reordered: Tensor = torch.ops.mkldnn._reorder_linear_weight(weight.detach(), _ROWS)
     return reordered
 
@@ -169,16 +169,16 @@ def allows_form(source: nn.Module | Tensor, form: WeightForm) -> bool:
     return can_reorder(weight) if form == "packed" else can_quantize(weight)
 
 
-def _own(weight: Tensor, bias: Tensor | None) -> Product:
+def _keep(weight: Tensor, bias: Tensor | None) -> Product:
     return partial(linear, weight=weight, bias=bias)
 
 
-def _packed(weight: Tensor, bias: Tensor | None) -> Product:
-    return partial(_packed_product, packed=_reordered(weight), bias=bias)
+def _pack(weight: Tensor, bias: Tensor | None) -> Product:
+    return partial(_packed_product, packed=_reorder(weight), bias=bias)
 
 
-def _bfloat16(weight: Tensor, bias: Tensor | None) -> Product:
-    return partial(_bfloat16_product, packed=_reordered(weight.bfloat16()), bias=bias)
+def _round(weight: Tensor, bias: Tensor | None) -> Product:
+    return partial(_bfloat16_product, packed=_reorder(weight.bfloat16()), bias=bias)
 
 
 def _bfloat16_product(x: Tensor, packed: Tensor, bias: Tensor | None) -> Tensor:
@@ -189,9 +189,9 @@ def _bfloat16_product(x: Tensor, packed: Tensor, bias: Tensor | None) -> Tensor:
 # By format: function from a weight and a bias to a function that multiplies by a copy of the weight
 # and adds the bias. The result has the dtype of the input, or float32 with int8 weights.
 CONVERT: Mapping[WeightForm, Callable[[Tensor, Tensor | None], Product]] = {
-    "own": _own,
-    "packed": _packed,
-    "bfloat16": _bfloat16,
+    "own": _keep,
+    "packed": _pack,
+    "bfloat16": _round,
     "int8": Int8Linear,
 }
 

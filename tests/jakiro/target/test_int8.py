@@ -110,7 +110,7 @@ def test_without_right_products_nothing_is_quantized(monkeypatch: pytest.MonkeyP
     def wrong(quantized: torch.Tensor, levels: int, *_: object) -> torch.Tensor:
         return torch.zeros(len(quantized), 1)
 
-    for name, fault in (("_packed", missing), ("_product", wrong)):
+    for name, fault in (("_pack", missing), ("_product", wrong)):
         int8._input_levels.cache_clear()
         with monkeypatch.context() as patch:
             patch.setattr(int8, name, fault)

@@ -75,7 +75,7 @@ def test_without_the_operators_nothing_is_packed(monkeypatch: pytest.MonkeyPatch
         raise AttributeError("no such operator")
 
     weights._can_multiply.cache_clear()
-    monkeypatch.setattr(weights, "_reordered", missing)
+    monkeypatch.setattr(weights, "_reorder", missing)
     assert not can_pack(tiny_llama())
     weights._can_multiply.cache_clear()
 
