@@ -1,5 +1,6 @@
 """Every target family: logits in trees and greedy tokens equal those of the stock model."""
 
+from collections.abc import Callable
 from typing import Any
 
 import peft
@@ -120,11 +121,6 @@ def test_packed_documents_are_isolated(family: str) -> None:
     torch.testing.assert_close(logits, expected, **CLOSE)
 
 
-def test_a_window_that_no_layer_applies_is_refused() -> None:
-    with pytest.raises(TargetNotSupported, match="window that the target's layers do not apply"):
-        TargetAdapter(tiny_llama(sliding_window=WINDOW))
-
-
 def test_layers_that_reuse_keys_and_values_of_others_store_none() -> None:
     spec = TargetAdapter(tiny_family("gemma4, shared rows")).spec
     assert spec.kv_widths == (32, 32)
@@ -143,44 +139,65 @@ def test_the_text_part_of_a_multimodal_model_is_a_target() -> None:
     _assert_greedy_tokens_equal_generate(model)
 
 
-def test_layers_with_a_recurrent_state_are_named_in_an_error() -> None:
-    model = tiny_model("Lfm2ForCausalLM", layer_types=["conv", "full_attention"] * 2)
-    with pytest.raises(TargetNotSupported, match="conv"):
-        TargetAdapter(model)
-
-
-@pytest.mark.parametrize("model_class", ["BloomForCausalLM", "FalconForCausalLM"])
-def test_positions_that_follow_the_order_of_the_cache_are_refused(model_class: str) -> None:
-    fields = {"alibi": True} if model_class == "FalconForCausalLM" else {}
-    with pytest.raises(TargetNotSupported, match=model_class.removesuffix("ForCausalLM")):
-        TargetAdapter(tiny_model(model_class, **fields))
-
-
-def test_layers_with_a_mask_of_their_own_are_refused() -> None:
-    fields = {"attention_types": [[["global", "local"], 2]], "window_size": 8}
-    model = tiny_model("GPTNeoForCausalLM", **fields)
-    with pytest.raises(TargetNotSupported, match="by their index in the cache"):
-        TargetAdapter(model)
-
-
-def test_attention_that_takes_no_mask_of_a_tree_is_refused() -> None:
-    model = tiny_llama()
-    model.config._attn_implementation_internal = "flash_attention_2"
-    with pytest.raises(TargetNotSupported, match="takes no mask"):
-        TargetAdapter(model)
-
-
-def test_weights_on_several_devices_are_refused() -> None:
-    model = tiny_llama()
-    model.model.layers[1].to("meta")
-    with pytest.raises(TargetNotSupported, match=r"several devices; .*got: cpu, meta"):
-        TargetAdapter(model)
-
-
-def test_rotary_factors_that_depend_on_the_length_are_refused_in_any_kind_of_layer() -> None:
+def _with_longrope() -> PreTrainedModel:
     model = tiny_family("gemma3")
     model.config.rope_parameters["sliding_attention"]["rope_type"] = "longrope"
-    with pytest.raises(TargetNotSupported, match="longrope"):
+    return model
+
+
+def _with_flash_attention() -> PreTrainedModel:
+    model = tiny_llama()
+    model.config._attn_implementation_internal = "flash_attention_2"
+    return model
+
+
+def _on_two_devices() -> PreTrainedModel:
+    model = tiny_llama()
+    model.model.layers[1].to("meta")
+    return model
+
+
+def _without_numbers() -> PreTrainedModel:
+    model = tiny_llama()
+    nn.init.constant_(model.model.norm.weight, float("nan"))
+    return model
+
+
+CONVOLUTIONS = {"layer_types": ["conv", "full_attention"] * 2}
+LOCAL = {"attention_types": [[["global", "local"], 2]], "window_size": 8}
+SPECIAL_IDS = {"bos_token_id": 0, "cls_token_id": 0, "sep_token_id": 1}
+OTHER_WIDTHS = {"input_embedding_size": 16, "output_embedding_size": 24}
+
+
+@pytest.mark.parametrize(
+    ("build", "message"),
+    [
+        (lambda: tiny_llama(sliding_window=WINDOW), "window that the target's layers do not apply"),
+        (lambda: tiny_model("Lfm2ForCausalLM", **CONVOLUTIONS), "conv"),
+        (lambda: tiny_model("BloomForCausalLM"), "order of its cache.*Bloom"),
+        (lambda: tiny_model("FalconForCausalLM", alibi=True), "order of its cache.*Falcon"),
+        (lambda: tiny_model("GPTNeoForCausalLM", **LOCAL), "by their index in the cache"),
+        (
+            lambda: tiny_model("ModernBertDecoderForCausalLM", is_decoder=True, **SPECIAL_IDS),
+            "reproduce",
+        ),
+        (lambda: tiny_model("RemBertForCausalLM", is_decoder=True, **OTHER_WIDTHS), "not as wide"),
+        (
+            lambda: tiny_model("ElectraForCausalLM", is_decoder=True, embedding_size=16),
+            "not as wide",
+        ),
+        (_with_longrope, "longrope"),
+        (_with_flash_attention, "takes no mask"),
+        (_on_two_devices, "several devices; got: cpu, meta"),
+        (_without_numbers, "not finite numbers, also without this package"),
+        (lambda: _quantize(tiny_llama(), quantize_inputs=True), "quantized activations"),
+    ],
+)
+def test_what_cannot_verify_trees_is_refused(
+    build: Callable[[], PreTrainedModel], message: str
+) -> None:
+    model = build()
+    with pytest.raises(TargetNotSupported, match=message):
         TargetAdapter(model)
 
 
@@ -242,7 +259,7 @@ class _EightBitLinear(nn.Module):
         return features @ (self.weight * self.scale).T
 
 
-def _quantized(model: PreTrainedModel, quantize_inputs: bool = False) -> PreTrainedModel:
+def _quantize(model: PreTrainedModel, quantize_inputs: bool = False) -> PreTrainedModel:
     for parent in list(model.modules()):
         for name, child in list(parent.named_children()):
             if isinstance(child, nn.Linear):
@@ -251,11 +268,6 @@ def _quantized(model: PreTrainedModel, quantize_inputs: bool = False) -> PreTrai
 
 
 def test_a_target_with_quantized_weights_is_decoded_exactly() -> None:
-    model = _quantized(tiny_llama())
+    model = _quantize(tiny_llama())
     _assert_tree_equals_paths(model, length=5)
     _assert_greedy_tokens_equal_generate(model)
-
-
-def test_inputs_quantized_with_one_scale_for_all_tokens_of_a_step_are_refused() -> None:
-    with pytest.raises(TargetNotSupported, match="quantized activations"):
-        TargetAdapter(_quantized(tiny_llama(), quantize_inputs=True))

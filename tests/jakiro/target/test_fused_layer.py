@@ -1,6 +1,5 @@
 """Fused layers equal those of transformers, and layers that would differ stay as they are."""
 
-from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -78,22 +77,19 @@ class _OtherAttention(LlamaAttention):
     """Attention in a file without an attention function, unlike those of transformers."""
 
 
-def test_layers_of_unknown_code_stay_as_they_are() -> None:
+class _OtherMLP(LlamaMLP):
+    """A network that computes something else."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return 1.01 * super().forward(x)
+
+
+@pytest.mark.parametrize(("part", "kind"), [("self_attn", _OtherAttention), ("mlp", _OtherMLP)])
+def test_layers_of_other_code_stay_as_they_are(part: str, kind: type[nn.Module]) -> None:
     model = tiny_llama()
     for layer in model.model.layers:
-        layer.self_attn.__class__ = _OtherAttention
+        getattr(layer, part).__class__ = kind
     target = TargetAdapter(model)
-    target.fuse()
-    assert target.modules.num_fused == 0
-
-
-def _scaled(forward: Callable[..., Any]) -> Callable[..., Any]:
-    return lambda self, x: 1.01 * forward(self, x)
-
-
-def test_a_layer_with_a_forward_of_its_own_stays_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(LlamaMLP, "forward", _scaled(LlamaMLP.forward))
-    target = TargetAdapter(tiny_llama())
     target.fuse()
     assert target.modules.num_fused == 0
 
