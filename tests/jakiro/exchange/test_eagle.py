@@ -104,7 +104,7 @@ def test_a_drafter_of_this_project_needs_no_import(tmp_path: Path) -> None:
 
 
 def test_values_that_are_absent_have_the_defaults_of_llama() -> None:
-    config = eagle_config()
+    config = eagle_config(rope_theta=None, rope_scaling=None)
     for name in ("num_key_value_heads", "rms_norm_eps"):
         del config[name]
     read = layer_config(config, "head")
@@ -112,19 +112,16 @@ def test_values_that_are_absent_have_the_defaults_of_llama() -> None:
     assert (read.heads.rope_theta, read.rms_norm_eps) == (10_000.0, 1e-6)
 
 
-def test_both_names_of_the_rotary_base_are_read() -> None:
-    parameters = {"rope_type": "default", "rope_theta": 5e5}
-    assert layer_config(eagle_config(rope_parameters=parameters), "head").heads.rope_theta == 5e5
-    assert layer_config(eagle_config(rope_theta=5e5), "head").heads.rope_theta == 5e5
-    both = eagle_config(rope_scaling={"rope_type": "default"}, rope_parameters=parameters)
-    assert layer_config(both, "head").heads.rope_theta == 5e5
-
-
-@pytest.mark.parametrize("name", ["rope_theta", "rope_scaling", "rope_parameters"])
-def test_a_rotary_value_may_be_null(name: str) -> None:
-    read = layer_config(eagle_config(**{name: None}), "head")
-    assert read.heads.rope_theta == 10_000.0
-    assert read.scaling == layer_config(eagle_config(), "head").scaling
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"rope_theta": 5e5},
+        {"rope_parameters": {"rope_type": "default", "rope_theta": 5e5}},
+        {"rope_scaling": {"rope_type": "default"}, "rope_parameters": {"rope_theta": 5e5}},
+    ],
+)
+def test_every_name_of_the_rotary_base_is_read(changes: dict[str, Any]) -> None:
+    assert layer_config(eagle_config(**changes), "head").heads.rope_theta == 5e5
 
 
 @pytest.mark.parametrize(
