@@ -55,7 +55,10 @@ class DraftHead:
         if self.norm is not None:
             features = self.norm(features)
         if self.own is not None:
-            return self._own_logits(self.own, features.contiguous())
+            product: Product = self.own
+            if self.form != "own" and type(self.own) is nn.Linear:
+                product = self._product_of(self.own)
+            return product(features.contiguous())
         # A linear layer splits a non-contiguous input into many small matrix products, which is
         # four times slower on a CPU.
         features = features.to(self.target.dtype).contiguous()
@@ -77,12 +80,6 @@ class DraftHead:
         modules = [part for part in (self.norm, self.own) if part is not None]
         parameters = (parameter for part in modules for parameter in part.parameters())
         return tuple(parameter for parameter in parameters if parameter.requires_grad)
-
-    def _own_logits(self, own: nn.Module, features: Tensor) -> Tensor:
-        if self.form == "own" or type(own) is not nn.Linear:
-            logits: Tensor = own(features)
-            return logits
-        return self._product_of(own)(features)
 
     @property
     def _is_targets_own(self) -> bool:

@@ -61,17 +61,14 @@ class LayerConfig(BaseModel):
     @property
     def heads(self) -> AttentionShape:
         """The geometry of self-attention."""
+        scalings = (self.rope_scaling or {}, self.rope_parameters or {})
+        theta = next((part["rope_theta"] for part in scalings if part.get("rope_theta")), None)
         return AttentionShape(
             num_heads=self.num_attention_heads,
             num_kv_heads=self.num_key_value_heads or self.num_attention_heads,
             head_dim=self.head_dim or self.hidden_size // self.num_attention_heads,
-            rope_theta=self.rope_theta or self._theta_of_rope or _DEFAULT_BASE,
+            rope_theta=self.rope_theta or theta or _DEFAULT_BASE,
         )
-
-    @property
-    def _theta_of_rope(self) -> float | None:
-        both = (self.rope_scaling or {}), (self.rope_parameters or {})
-        return next((part["rope_theta"] for part in both if part.get("rope_theta")), None)
 
     @property
     def scaling(self) -> dict[str, Any]:

@@ -78,11 +78,13 @@ def export_vllm(drafter: JakiroDrafter, target: TargetAdapter) -> Exported:
     weights |= head | norm.weights | kv.weights
     read = {layer for source in (memory, features) if source for layer in source.layers}
     width, ages = _handed_widths(drafter, kv)
+    schedule = settings.schedule.model_copy(update={"parallel_levels": 0})
+    first_level = settings.model_copy(update={"schedule": schedule})
     config = _config(drafter, target) | {
         "hidden_size": width,
         IDS: sorted(read),
         "jakiro": {
-            "drafter": _exported_settings(settings).model_dump(mode="json"),
+            "drafter": first_level.model_dump(mode="json"),
             "target": drafter.config.target_record.model_dump(mode="json"),
             "facts": {
                 "norm_eps": norm.norm_eps,
@@ -96,12 +98,6 @@ def export_vllm(drafter: JakiroDrafter, target: TargetAdapter) -> Exported:
         name: part.detach().cpu().contiguous().clone() for name, part in sorted(weights.items())
     }
     return Exported(copies, config, tuple(_dropped(settings)))
-
-
-def _exported_settings(settings: DrafterSettings) -> DrafterSettings:
-    """Return the settings of the drafter without its parallel levels."""
-    schedule = settings.schedule.model_copy(update={"parallel_levels": 0})
-    return settings.model_copy(update={"schedule": schedule})
 
 
 def _config(drafter: JakiroDrafter, target: TargetAdapter) -> dict[str, Any]:
