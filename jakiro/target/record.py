@@ -19,7 +19,7 @@ from jakiro.utils.settings import Settings
 _logger = get_logger(__name__)
 _ALLOW = (
     "; or allow other weights: with other_weights=True in Python, or with --other-weights, an "
-    "option of generate, chat, serve, bench, replay and verify"
+    "option of generate, chat, serve, bench and verify"
 )
 
 
