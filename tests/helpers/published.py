@@ -61,7 +61,11 @@ def _mlp_shapes(prefix: str, inner: int) -> dict[str, tuple[int, ...]]:
 
 
 def eagle_weights(
-    bias: bool = True, qkv_bias: bool = False, qk_norm: bool = False, seed: int = 0
+    bias: bool = True,
+    qkv_bias: bool = False,
+    qk_norm: bool = False,
+    input_norms: bool = False,
+    seed: int = 0,
 ) -> Weights:
     """Return random weights of a drafter of EAGLE-1."""
     shapes = {
@@ -77,6 +81,9 @@ def eagle_weights(
             shapes[f"layers.0.self_attn.{name}_proj.bias"] = (heads * DIM,)
     if qk_norm:
         shapes |= {f"layers.0.self_attn.{name}_norm.weight": (DIM,) for name in "qk"}
+    if input_norms:
+        parts = ("embedding", "hidden_states")
+        shapes |= {f"{part}_layernorm.weight": (HIDDEN,) for part in parts}
     return _random(shapes, seed)
 
 
@@ -277,6 +284,9 @@ class PublishedDrafter:
     def levels(self, embedded: Tensor, features: Tensor) -> list[Tensor]:
         """Return the outputs of each level for all tokens."""
         w, layer = self.weights, "layers.0."
+        if "embedding_layernorm.weight" in w:
+            embedded = _norm(embedded, w["embedding_layernorm.weight"], self.eps)
+            features = _norm(features, w["hidden_states_layernorm.weight"], self.eps)
         x = torch.cat((embedded, features), -1) @ w["fc.weight"].T
         x = x + w.get("fc.bias", torch.zeros(()))
         x = x + _attended(x, w, f"{layer}self_attn.", self.frequencies, self.eps)

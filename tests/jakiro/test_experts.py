@@ -52,6 +52,28 @@ def test_parallel_levels_add_the_contrast_of_each_expert_with_the_mean_of_the_ot
                 torch.testing.assert_close(features[level, e], vector + own + beta * contrast)
 
 
+@pytest.mark.parametrize("are_scores_equal", [False, True])
+@torch.no_grad()
+def test_the_published_contrast_adds_one_expert_and_subtracts_all_others(
+    are_scores_equal: bool,
+) -> None:
+    experts = _experts(4, num_parallel=1, combine="sum")
+    if are_scores_equal:  # only one expert is on top then, too
+        experts.router.weight.zero_()
+    weight, tops = experts.state_dict(), set()
+    x = torch.randn(20, HIDDEN, dtype=torch.float64)
+    for vector, features in zip(x, experts(x).features, strict=True):
+        inner = _activations(weight, vector, 4)
+        normed = vector / (vector.square().mean() + 1e-6).sqrt() * weight["norm.weight"]
+        v = (weight["router.weight"][4:] @ normed).softmax(-1)
+        signs = -torch.ones(4).double()
+        signs[v.argmax()] = 1
+        tops.add(int(v.argmax()))
+        outputs = torch.stack([h @ down for h, down in zip(inner, weight["down"], strict=True)])
+        torch.testing.assert_close(features[1, 0], vector + (signs * v) @ outputs)
+    assert are_scores_equal or len(tops) > 1
+
+
 @torch.no_grad()
 def test_the_weights_of_experts_are_the_routers_softmax() -> None:
     experts = _experts(3)

@@ -26,6 +26,7 @@ HEADS: dict[str, tuple[Weights, dict[str, Any]]] = {
     "eagle without bias": (eagle_weights(bias=False), {"bias": False}),
     "eagle for qwen2": (eagle_weights(qkv_bias=True), {"qkv_bias": True}),
     "eagle for qwen3": (eagle_weights(qk_norm=True), {}),
+    "eagle with norms of its input": (eagle_weights(input_norms=True), {}),
     "eagle for llama 3": (eagle_weights(), {"rope_theta": 500_000.0, "rms_norm_eps": 1e-5}),
     "jakiro": (jakiro_weights(), {"num_local_experts": 2, "num_experts_per_tok": 2}),
 }
@@ -67,17 +68,6 @@ def test_copies_of_the_targets_matrices_are_compared_and_dropped(tmp_path: Path)
     weights = eagle_weights()
     drafter = imported(save_published(tmp_path, weights | copies, eagle_config()), model)
     assert_drafts_equal(drafter, PublishedDrafter(weights, model), length=3, passes=2)
-
-
-def test_norms_of_the_input_are_recognized(tmp_path: Path) -> None:
-    weights = eagle_weights()
-    gains = {
-        f"{name}_layernorm.weight": weights["layers.0.post_attention_layernorm.weight"]
-        for name in ("embedding", "hidden_states")
-    }
-    plan = plan_import(read_checkpoint(save_published(tmp_path, weights | gains, eagle_config())))
-    assert plan.settings.trunk.input_norms
-    assert not plan.settings.trunk.attention_norm
 
 
 def test_the_report_names_every_tensor(tmp_path: Path) -> None:
