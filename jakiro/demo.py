@@ -30,7 +30,7 @@ from jakiro.utils.pretrained import Device, choose_device
 from jakiro.utils.progress import ProgressDisplay, tracked
 from jakiro.utils.settings import load_settings
 from training.config import TrainSettings
-from training.distributed.processes import launch_environment
+from training.processes import launch_environment
 from training.train import train
 
 MODEL = "smollm2-135m-instruct"

@@ -1,7 +1,7 @@
 """The settings of a training run."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -250,84 +250,65 @@ class TrainSettings(Settings):
         return self.checkpoint.keep_best and is_measured
 
     @model_validator(mode="after")
-    def _warmup_ends(self) -> "TrainSettings":
-        if self.steps is None:
-            return self
-        warmup = self.optimizer.warmup_for(self.steps)
-        if warmup > self.steps:
-            raise ValueError(
-                f"optimizer.warmup_steps ({warmup}) no larger than steps ({self.steps}), or auto"
-            )
+    def _settings_fit(self) -> "TrainSettings":
+        wanted = next((wanted for is_broken, wanted in self._rules() if is_broken), None)
+        if wanted is not None:
+            raise ValueError(wanted)
         return self
 
-    @model_validator(mode="after")
-    def _anchors_fit_the_trunk(self) -> "TrainSettings":
-        default = BatchSettings()
-        names = ("anchor_samples", "anchors", "far_anchors", "curriculum_fraction")
-        given = [name for name in names if getattr(self.batch, name) != getattr(default, name)]
-        if self.drafter.trunk.reads_features and given:
-            raise ValueError(
-                f"the default of batch.{given[0]} when drafter.trunk.kind is feedback or hybrid"
+    def _rules(self) -> Iterator[tuple[bool, str]]:
+        """Yield whether each rule between settings is broken, and what it wants."""
+        drafter, engine, objective = self.drafter, self.engine, self.objective
+        warmup = 0 if self.steps is None else self.optimizer.warmup_for(self.steps)
+        yield (
+            self.steps is not None and warmup > self.steps,
+            f"optimizer.warmup_steps ({warmup}) no larger than steps ({self.steps}), or auto",
+        )
+        for name in ("anchor_samples", "anchors", "far_anchors", "curriculum_fraction"):
+            yield (
+                drafter.trunk.reads_features
+                and getattr(self.batch, name) != BatchSettings.model_fields[name].default,
+                f"the default of batch.{name} when drafter.trunk.kind is feedback or hybrid",
             )
-        return self
-
-    @model_validator(mode="after")
-    def _offloading_has_partitions(self) -> "TrainSettings":
-        engine = self.engine
-        if engine.offload_optimizer and engine.zero_stage < 1:
-            raise ValueError("engine.zero_stage 1, 2 or 3 when engine.offload_optimizer is true")
-        if engine.offload_parameters and engine.zero_stage < 3:
-            raise ValueError("engine.zero_stage 3 when engine.offload_parameters is true")
-        return self
-
-    @model_validator(mode="after")
-    def _muon_sees_whole_matrices(self) -> "TrainSettings":
-        is_whole = self.engine.zero_stage == 0 and self.engine.dtype == "fp32"
-        if self.optimizer.kind == "muon" and not is_whole:
-            raise ValueError(
-                "engine.zero_stage 0 and engine.dtype fp32 when optimizer.kind is muon"
+        yield (
+            engine.offload_optimizer and engine.zero_stage < 1,
+            "engine.zero_stage 1, 2 or 3 when engine.offload_optimizer is true",
+        )
+        yield (
+            engine.offload_parameters and engine.zero_stage < 3,
+            "engine.zero_stage 3 when engine.offload_parameters is true",
+        )
+        is_muon = self.optimizer.kind == "muon"  # which sees only whole matrices
+        yield (
+            is_muon and (engine.zero_stage > 0 or engine.dtype != "fp32"),
+            "engine.zero_stage 0 and engine.dtype fp32 when optimizer.kind is muon",
+        )
+        yield (
+            is_muon and self.optimizer.weight_decay > 0,
+            "optimizer.weight_decay 0 when optimizer.kind is muon",
+        )
+        has_norm = drafter.experts.output_norm == "head"
+        yield (
+            has_norm and (objective.feature_weight > 0 or objective.contrast_weight > 0),
+            "objective.feature_weight 0 and objective.contrast_weight 0 when "
+            "drafter.experts.output_norm is head, because the features are not normalized",
+        )
+        yield (
+            (has_norm or drafter.experts.head == "own") and engine.zero_stage == 3,
+            "engine.zero_stage at most 2 when drafter.experts.head is own or "
+            "drafter.experts.output_norm is head",
+        )
+        yield (
+            objective.multiple_choice_weight > 0 and drafter.experts.combine == "sum",
+            "objective.multiple_choice_weight 0 when drafter.experts.combine is sum",
+        )
+        if self.lora is not None:
+            yield (
+                self.initialize.drafter is None,
+                "a drafter named by initialize.drafter when lora is set",
             )
-        if self.optimizer.kind == "muon" and self.optimizer.weight_decay:
-            raise ValueError("optimizer.weight_decay 0 when optimizer.kind is muon")
-        return self
-
-    @model_validator(mode="after")
-    def _own_head_is_trained(self) -> "TrainSettings":
-        experts, objective = self.drafter.experts, self.objective
-        if experts.output_norm == "head" and (
-            objective.feature_weight or objective.contrast_weight
-        ):
-            raise ValueError(
-                "objective.feature_weight 0 and objective.contrast_weight 0 when "
-                "drafter.experts.output_norm is head, because the features are not normalized"
-            )
-        has_parameters = experts.head == "own" or experts.output_norm == "head"
-        if has_parameters and self.engine.zero_stage == 3:
-            raise ValueError(
-                "engine.zero_stage at most 2 when drafter.experts.head is own or "
-                "drafter.experts.output_norm is head"
-            )
-        return self
-
-    @model_validator(mode="after")
-    def _experts_can_be_chosen(self) -> "TrainSettings":
-        if self.objective.multiple_choice_weight and self.drafter.experts.combine == "sum":
-            raise ValueError(
-                "objective.multiple_choice_weight 0 when drafter.experts.combine is sum"
-            )
-        return self
-
-    @model_validator(mode="after")
-    def _adapters_fit(self) -> "TrainSettings":
-        if self.lora is None:
-            return self
-        if self.initialize.drafter is None:
-            raise ValueError("a drafter named by initialize.drafter when lora is set")
-        if self.optimizer.kind == "muon":
-            raise ValueError("optimizer.kind adamw when lora is set")
-        if self.engine.zero_stage == 3:
-            raise ValueError("engine.zero_stage at most 2 when lora is set")
-        return self
+            yield is_muon, "optimizer.kind adamw when lora is set"
+            yield engine.zero_stage == 3, "engine.zero_stage at most 2 when lora is set"
 
 
 def anchor_rule(settings: TrainSettings) -> AnchorRule:

@@ -11,16 +11,14 @@ from jakiro.experts import ExpertsOutput
 from jakiro.target.adapter import TargetAdapter
 from jakiro.target.cache import SlotCache
 from jakiro.target.tail import TargetTail
-from training.distributed.processes import Processes
 from training.loss.accepted_length import AcceptedLength
-from training.loss.batch import Batch
+from training.loss.batch import Batch, TargetView, look_at_target, states_kept
 from training.loss.drafting import draft_all_positions
 from training.loss.heads import Heads
 from training.loss.objectives import Goals, LossTerms, drafter_loss, shared_normalizers
 from training.loss.settings import ObjectiveSettings
-from training.loss.views import TargetView, look_at_target, states_kept
-from training.target_states.states import view_of
-from training.target_states.store import TargetStateStore
+from training.processes import Processes
+from training.target_states.store import TargetStateStore, view_of
 
 
 class TargetReader:
@@ -67,8 +65,10 @@ class TargetReader:
         view = view_of(parts, target.embed(batch.token_ids), self._sources, self.tail)
         # Normalizers belong to the stored features, and not to features that are rounded again.
         is_exact = self.dtype in (torch.float32, target.dtype, target_states.dtype)
-        known = target_states.normalizers(numbers) if is_exact else None
-        return view._replace(normalizers=None if known is None else known.to(target.device))
+        normalizers = target_states.normalizers(numbers) if is_exact else None
+        return view._replace(
+            normalizers=None if normalizers is None else normalizers.to(target.device)
+        )
 
     def _cache_for(self, batch_size: int) -> SlotCache:
         if batch_size not in self._caches:

@@ -24,11 +24,14 @@ from jakiro.target.checks import CausalLM
 from jakiro.utils.logs import quiet_libraries
 from jakiro.utils.settings import load_settings
 from training.config import TrainSettings
-from training.distributed.failures import lost_processes_explained
-from training.distributed.launch import LAUNCHED
-from training.distributed.parent import end_with_parent
-from training.distributed.processes import is_first_process, join_processes, launch_environment
+from training.launch import LAUNCHED, end_with_parent
 from training.loop.run import Run
+from training.processes import (
+    explain_lost_processes,
+    is_first_process,
+    join_processes,
+    launch_environment,
+)
 from training.setup.preparation import prepare
 
 
@@ -56,11 +59,11 @@ def train(
     with quiet_libraries(), launch_environment(settings.engine.device):
         inputs = prepare(settings, model, tokenizer)
         with (
-            lost_processes_explained(),
+            explain_lost_processes(),
             join_processes(settings.engine.device) as processes,
         ):
             run = Run(inputs, processes)
-            with lost_processes_explained(lambda: run.last_step):
+            with explain_lost_processes(lambda: run.last_step):
                 return run.complete(progress)
 
 

@@ -9,7 +9,7 @@ from jakiro.cli import options
 from jakiro.cli.output import say
 from jakiro.utils.extras import require_extra
 from jakiro.utils.logs import quiet_libraries
-from training.studies.ablation.settings import StudySettings
+from training.ablation.settings import StudySettings
 
 
 @options.with_options
@@ -42,7 +42,7 @@ def ablate(
     """Train drafter variants of the same size, and show which differences are significant."""
     if not dry_run:
         require_extra("train")
-    from training.studies.ablation.study import Study
+    from training.ablation.study import Study
 
     arms = (*settings.config, *(more or ()))
     try:

@@ -62,10 +62,10 @@ def data(*, settings: PrepareSettings) -> None:
     from rich.console import Console
 
     from training.data.packing import PackedSequences
-    from training.data.preview import preview as preview_of
     from training.data.token_store import open_tokens
+    from training.data.token_store import preview as preview_of
     from training.input_settings import TargetSettings
-    from training.setup.loading import load_tokenizer, vocab_size_of
+    from training.setup.preparation import load_tokenizer, vocab_size_of
 
     target = TargetSettings(name_or_path=settings.target)
     with quiet_libraries():

@@ -32,7 +32,7 @@ def serve(
     learner = None
     if settings.adapt != "off":
         require_extra("train")  # of the process that learns
-        command = (sys.executable, "-m", "training.online.learner")
+        command = (sys.executable, "-m", "training.online")
         name = drafter.removeprefix("drafter=")
         learner = Learner(command, name, target, decoder.other_weights)
 

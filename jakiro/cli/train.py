@@ -12,7 +12,7 @@ from jakiro.cli.output import say
 from jakiro.errors import EXIT_CODE_BAD_INPUT, EXIT_CODE_INTERRUPTED
 from jakiro.utils.extras import require_extra
 from jakiro.utils.settings import Settings, load_settings
-from training.distributed.launch import LaunchOptions, command, launch
+from training.launch import LaunchOptions, command, launch
 
 if TYPE_CHECKING:
     from jakiro.utils.pretrained import Kind

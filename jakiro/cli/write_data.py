@@ -11,7 +11,7 @@ from jakiro.cli.output import terminated_like_interrupted
 from jakiro.errors import ConfigError
 from jakiro.utils.progress import writing_progress
 from jakiro.utils.wording import counted
-from training.data.generation_settings import RegenerationSettings, SynthesisSettings
+from training.data.generation import RegenerationSettings, SynthesisSettings
 
 if TYPE_CHECKING:
     from inference import SpeculativeDecoder
@@ -34,7 +34,7 @@ def regenerate(
     load: LoadSettings,
 ) -> None:
     """Replace the answers in training data with the target's own, for a higher acceptance rate."""
-    from training.data.output_file import OutputFile
+    from training.data.generation import OutputFile
     from training.data.regeneration import Regenerator
     from training.data.sources import find_sources
 
@@ -60,7 +60,7 @@ def synthesize(
     load: LoadSettings,
 ) -> None:
     """Let the target write training data: questions with their answers, or plain texts."""
-    from training.data.output_file import OutputFile
+    from training.data.generation import OutputFile
     from training.data.synthesis import Synthesizer
 
     output = OutputFile(out)

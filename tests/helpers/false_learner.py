@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
-from training.distributed.parent import end_with_parent
+from training.launch import end_with_parent
 
 
 def main() -> None:

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from training.distributed.checkpoint import Checkpoints
+from training.loop.checkpoint import Checkpoints
 
 
 class PowerCutError(Exception):

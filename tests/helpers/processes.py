@@ -17,7 +17,7 @@ from time import sleep
 
 from jakiro.utils.settings import dump_settings
 from training.config import TrainSettings
-from training.distributed.processes import free_port
+from training.processes import free_port
 from training.train import main
 
 FORKING = get_context("forkserver")

@@ -9,8 +9,8 @@ from inference.benchmark.document import ComparisonDocument, MethodFigures
 from inference.benchmark.samples import Sample
 from inference.benchmark.stats import Rate
 from jakiro.utils.settings import validate_settings
+from training.ablation.arms import Arm
 from training.config import TrainSettings
-from training.studies.ablation.arms import Arm
 
 
 def made_up_rate(

@@ -14,8 +14,7 @@ from jakiro.target.checks import CausalLM
 from jakiro.utils.pretrained import TORCH_DTYPES
 from training.config import TrainSettings, anchor_rule
 from training.data.sampler import Sampler
-from training.loss.batch import Batch
-from training.loss.views import TargetView
+from training.loss.batch import Batch, TargetView
 from training.module import TargetReader
 from training.setup.preparation import RunInputs, prepare
 from training.target_states.store import open_target_states

@@ -18,12 +18,11 @@ from jakiro.utils.settings import merge, validate_settings
 from training.config import TrainSettings
 from training.data.packing import PackedSequence, collate
 from training.data.token_store import TokenStore
-from training.evaluation.metrics import read_metrics
+from training.loop.metrics import read_metrics
 from training.loss.anchors import AnchorRule, sample_anchors
-from training.loss.batch import Batch
+from training.loss.batch import Batch, Examples, TargetView
 from training.loss.objectives import LossTerms
 from training.loss.settings import ObjectiveSettings
-from training.loss.views import TargetView
 from training.module import TargetReader, TrainingModule
 
 TEXTS = tuple(
@@ -192,3 +191,21 @@ def tiny_training(settings: DrafterSettings | None = None) -> TinyTraining:
     target = TargetAdapter(tiny_llama().requires_grad_(False))
     objective = ObjectiveSettings(feature_weight=0.3, contrast_weight=0.1, distance_decay=0.9)
     return TinyTraining(tiny_drafter(target, settings), target, objective)
+
+
+def examples_of(
+    features: Tensor, log_weights: Tensor, targets: Tensor, next_tokens: Tensor
+) -> Examples:
+    """Return positions of one sequence, all of which carry a loss at every level."""
+    count, levels = features.shape[:2]
+    return Examples(
+        features=features,
+        log_weights=log_weights,
+        gate=log_weights.exp(),
+        targets=targets,
+        next_tokens=next_tokens,
+        valid=torch.ones(count, levels, dtype=torch.bool),
+        weight=torch.ones(count),
+        sequence_sizes=(count,),
+        indices=torch.arange(count),
+    )

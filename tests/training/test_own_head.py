@@ -5,17 +5,14 @@ from typing import Any
 
 import pytest
 import torch
-from helpers.models import tiny_llama, tiny_settings
 from helpers.training import curve, tiny_run
-from helpers.variants import EAGLE, OWN, WIDE
+from helpers.variants import OWN, WIDE
 from transformers import AutoModelForCausalLM
 
 from inference.decoder import SpeculativeDecoder
 from jakiro.drafter import JakiroDrafter
-from jakiro.errors import ConfigError
-from jakiro.target.adapter import TargetAdapter
 from training.config import TrainSettings
-from training.setup.initialization import check_initialization, initialize, is_fitted
+from training.setup.initialization import initialize
 from training.setup.preparation import prepare
 from training.train import train
 
@@ -62,35 +59,6 @@ def test_training_lowers_the_loss_and_changes_the_head(
     )
 
 
-def test_adapters_of_the_head_are_trained_and_merged(workshop: Path) -> None:
-    start = train(_run(workshop, steps=2))
-    settings = _run(
-        workshop,
-        steps=4,
-        initialize={"drafter": str(start), "attention_layer": None, "fit_tokens": 0},
-        lora={"rank": 4, "targets": ["own_head", "down"]},
-        checkpoint={"finish_with_best": False},
-        run_folder=f"{workshop}/adapted",
-    )
-    before, after = (JakiroDrafter.from_pretrained(path) for path in (start, train(settings)))
-    assert not torch.equal(after.own_head.weight, before.own_head.weight)
-    assert torch.equal(after.head_norm.weight, before.head_norm.weight)
-
-
-@pytest.mark.parametrize("trunk", [WIDE, EAGLE], ids=["wide", "eagle"])
-def test_a_trunk_without_a_norm_starts_with_random_attention(
-    trunk: dict[str, Any], workshop: Path
-) -> None:
-    drafter = EAGLE3 | {"trunk": trunk | SIZES}
-    auto = _run(workshop, drafter=drafter, initialize={"attention_layer": "auto"})
-    target = TargetAdapter(tiny_llama(vocab=300))
-    assert not is_fitted(auto, target)
-    check_initialization(auto, target)
-    named = _run(workshop, drafter=drafter, initialize={"attention_layer": -1})
-    with pytest.raises(ConfigError, match="attention_norm can start with a layer of the target"):
-        check_initialization(named, target)
-
-
 def test_the_head_starts_with_the_targets_rows_of_the_draft_vocabulary(workshop: Path) -> None:
     settings = _run(workshop)
     inputs = prepare(settings)
@@ -99,10 +67,3 @@ def test_the_head_starts_with_the_targets_rows_of_the_draft_vocabulary(workshop:
     expected = inputs.target.head.weight[drafter.draft_ids]
     assert torch.equal(drafter.own_head.weight, expected)
     assert len(expected) == 24
-
-
-def test_tail_layers_take_no_own_head() -> None:
-    tail = {"combine": "sum", "parallel_levels": 0, "tail_layers": 1}
-    for changes in ({"head": "own"}, {"output_norm": "feedback"}):
-        with pytest.raises(ValueError, match=r"experts\.head=target and experts\.output_norm=none"):
-            tiny_settings(**tail, **changes)

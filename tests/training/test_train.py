@@ -7,15 +7,15 @@ from typing import Any
 
 import pytest
 from helpers.quick import mostly_slow
-from helpers.training import curve, read_evaluations, tiny_run, write_jsonl
+from helpers.training import curve, read_evaluations, tiny_run
 from transformers import AutoTokenizer
 
 from inference.decoder import SpeculativeDecoder
 from jakiro.drafter import JakiroDrafter
 from jakiro.errors import CheckpointError, ConfigError, DataError, JakiroError, PromptError
 from jakiro.utils.settings import dump_settings
-from training.config import EvaluationSettings, TrainSettings
-from training.evaluation.metrics import read_metrics
+from training.config import EvaluationSettings
+from training.loop.metrics import read_metrics
 from training.setup.preparation import prepare
 from training.train import main, train
 
@@ -86,19 +86,6 @@ def test_half_precision_follows_the_curve_of_single_precision(
     assert curve(half) == pytest.approx(curve(single), abs=0.01)
 
 
-def test_every_expert_has_its_candidates_and_their_acceptance(workshop: Path) -> None:
-    settings = tiny_run(workshop, steps=4)
-    train(settings)
-    ((_, found),) = read_evaluations(settings.run_folder)
-    (decoding,) = found["decoding"]
-    proposed, shares = decoding["candidates_by_expert"], decoding["acceptance_by_expert"]
-    assert len(proposed) == len(shares) == settings.drafter.experts.num_experts
-    assert sum(proposed) > 0
-    pairs = zip(proposed, shares, strict=True)
-    assert all((share is None) == (count == 0) for count, share in pairs)
-    assert all(0 <= share <= 1 for share in shares if share is not None)
-
-
 @pytest.mark.parametrize(
     ("changes", "error", "message"),
     [
@@ -122,31 +109,6 @@ def test_unusable_inputs_are_refused_before_the_run_folder_is_touched(
     with pytest.raises(error, match=message):
         train(settings)
     assert not settings.run_folder.exists()
-
-
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        (
-            {"optimizer": {"warmup_steps": 11}},
-            r"warmup_steps \(11\) no larger than steps \(10\)",
-        ),
-        ({"optimizer": {"lr": 1}}, r"unknown key 'optimizer\.lr'"),
-    ],
-)
-def test_contradictory_settings_are_refused(
-    workshop: Path, changes: dict[str, Any], message: str
-) -> None:
-    with pytest.raises(ConfigError, match=message):
-        tiny_run(workshop, **changes)
-
-
-def test_prompts_of_a_file_are_decoded(workshop: Path) -> None:
-    write_jsonl(workshop / "prompts.jsonl", [{"text": "def add_one(first"}])
-    settings = tiny_run(workshop, steps=2, evaluation={"prompts": str(workshop / "prompts.jsonl")})
-    folder = train(settings)
-    record = JakiroDrafter.from_pretrained(folder).config.record
-    assert record["evaluation"]["decoding"][0]["tokens"] == 8
 
 
 @pytest.fixture
@@ -200,15 +162,6 @@ def test_a_number_of_epochs_is_turned_into_steps(
     assert settings.with_steps(9).num_steps == expected
     shorter = settings.model_copy(update={"steps": 2})
     assert shorter.with_steps(9).num_steps == min(2, expected)
-
-
-def test_a_run_without_a_length_takes_1000_steps_and_warms_up_over_50() -> None:
-    required = {"target": {"name_or_path": "any"}, "data": {"paths": ["any.jsonl"]}}
-    settings = TrainSettings.model_validate(required)
-    assert settings.num_steps == 1000
-    assert settings.optimizer.warmup_for(settings.num_steps) == 50
-    assert TrainSettings.model_validate(settings.model_dump()) == settings
-    assert TrainSettings.model_validate(required | {"epochs": 3}).steps is None
 
 
 @pytest.mark.parametrize(

@@ -25,7 +25,7 @@ from openai import APIConnectionError, OpenAI
 
 from jakiro.exchange.eagle3_export import serve_commands
 from jakiro.target.adapter import TargetAdapter
-from training.distributed.processes import free_port
+from training.processes import free_port
 
 pytestmark = MARKS
 

@@ -9,8 +9,7 @@ import numpy as np
 import numpy.typing as npt
 from transformers import PreTrainedTokenizerBase
 
-from training.data.chat import CUT, SYSTEM, chat_of
-from training.data.rendering import Rendered, render_chat
+from training.data.rendering import CUT, SYSTEM, Rendered, chat_of, render_chat
 from training.data.sources import Intake, Record, RecordError
 
 FORMS = ("text", "messages", "conversations", "input_ids")

@@ -21,12 +21,10 @@ from jakiro.target.record import hash_weights, template_fingerprint, tokenizer_f
 from jakiro.utils.dtype_names import dtype_name
 from jakiro.utils.pretrained import end_ids
 from jakiro.utils.token_text import REPLACEMENT, text_of_tokens
-from training.data.chat import CUT, chat_of
 from training.data.dialogues import Dialogue, Turn, run_dialogues
 from training.data.documents import FORMS, check_vocabulary, form_of, read_tokens
-from training.data.generation_settings import RegenerationSettings
-from training.data.output_file import OutputFile
-from training.data.rendering import render_question
+from training.data.generation import OutputFile, RegenerationSettings
+from training.data.rendering import CUT, chat_of, render_question
 from training.data.sources import Intake, Record, RecordError, Source
 
 Fields = dict[str, Any]

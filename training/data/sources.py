@@ -12,10 +12,10 @@ from jakiro.utils.files import checksum
 from jakiro.utils.logs import get_logger
 from jakiro.utils.wording import summary_of
 
+_logger = get_logger(__name__)
+
 _SKIPPING = "to skip such records: --skip-bad-records, or data.skip_bad_records=true in settings"
 _SHOWN = 5  # number of skipped records that are logged; any others are only counted
-
-_logger = get_logger(__name__)
 
 
 class RecordError(DataError):

@@ -1,33 +1,35 @@
 """The token store: tokens of all documents, cached on disk and mapped into memory."""
 
 import hashlib
-import shutil
-from array import array
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from io import BytesIO
-from itertools import groupby
+from itertools import groupby, pairwise
 from pathlib import Path
-from typing import Any, SupportsIndex
+from typing import SupportsIndex
 
 import numpy as np
 import numpy.typing as npt
 from filelock import FileLock
 from platformdirs import user_cache_path
+from rich.text import Text
+from safetensors import SafetensorError, safe_open
+from safetensors.numpy import save_file
 from transformers import PreTrainedTokenizerBase
 
 from jakiro.errors import DataError, ResourceError
 from jakiro.target.record import template_fingerprint, tokenizer_fingerprint
-from jakiro.utils.files import ensure_writable_folder, fingerprint, written_folder
+from jakiro.utils.files import ensure_writable_folder, fingerprint, publish
 from jakiro.utils.settings import Settings
-from jakiro.utils.wording import counted
+from jakiro.utils.wording import counted, summary_of
 from training.data.documents import Document, check_vocabulary, encode_records
 from training.data.sources import Intake, Record, Source, find_sources, read_all
 
 # This number is part of the fingerprint. Raise it whenever the code changes in such a way that the
 # same records are encoded differently.
-_REVISION = 4
+_REVISION = 5
+
+SHOWN = 600  # largest number of tokens of a document that a preview shows
 
 # Tokenizers with the same vocabulary may encode this text differently, and end texts differently.
 _PROBE = "Hello,  wörld: it's 2024!\n\n\tdef f(x_1): return [x_1 ** 2]  # ½ € 中文 🙂 </s>"
@@ -150,15 +152,15 @@ def open_tokens(
         _encoding(tokenizer),
         ["skip", vocab_size] if skip_bad_records else None,
     )
-    home = cache / key[:32]
-    with FileLock(cache / f".{home.name}.lock"):
-        store = _cached(home, key, sources)
+    path = cache / f"{key[:32]}.safetensors"
+    with FileLock(cache / f".{path.stem}.lock"):
+        store = _map(path, key, sources)
         if store is None:
             intake = Intake(skip_bad_records)
             records = encode_records(tokenizer, read_all(sources, intake), intake, vocab_size)
-            write_tokens(home, records, intake)
-            store = _map(home, key, sources)
-    assert store.counts is not None
+            write_tokens(path, records, intake)
+            store = _map(path, key, sources)
+    assert store is not None and store.counts is not None  # noqa: PT018
     # The tokens may have been stored for another target.
     check_vocabulary(store.counts.highest_id, "the data", vocab_size)
     return store
@@ -167,100 +169,107 @@ def open_tokens(
 def _encoding(tokenizer: PreTrainedTokenizerBase) -> list[object]:
     """Return the end of texts, and how the tokenizer encodes the probe."""
     try:
-        probes = [tokenizer(_PROBE, add_special_tokens=own).input_ids for own in (True, False)]
+        probes = [tokenizer(_PROBE, add_special_tokens=adds).input_ids for adds in (True, False)]
     except Exception:  # noqa: BLE001 - some tokenizers only know the characters of their data
         probes = []
     return [tokenizer.eos_token_id, *probes]
 
 
 def write_tokens(
-    home: Path, records: Iterable[tuple[Record, Sequence[Document]]], intake: Intake
+    path: Path, records: Iterable[tuple[Record, Sequence[Document]]], intake: Intake
 ) -> None:
-    """Write all files that a `TokenStore` maps into memory; an error leaves no new files behind."""
-    for left in home.parent.glob(f".{home.name}.*.partial"):  # of a process that was killed
-        shutil.rmtree(left, ignore_errors=True)
-    try:
-        with written_folder(home) as partial:
-            partial.mkdir()
-            _write(partial, records, intake)
-            shutil.rmtree(home, ignore_errors=True)
-    except OSError as error:
-        raise ResourceError(
-            f"cannot write tokens to {home}",
-            got=error.strerror or error,
-            remedy="free disk space, or set data.cache_folder to a folder on another disk",
-        ) from error
-
-
-def _write(
-    folder: Path, records: Iterable[tuple[Record, Sequence[Document]]], intake: Intake
-) -> None:
-    starts, locations = array("q", [0]), array("q")
-    num_responses, num_dropped, highest_id = 0, 0, 0
-    with (folder / "token_ids").open("wb") as ids, (folder / "is_response").open("wb") as masks:
-        pairs = ((record, document) for record, documents in records for document in documents)
-        for record, (token_ids, is_response) in pairs:
+    """Write a file that `_map` reads; an error leaves no new file behind."""
+    ids, masks = list[npt.NDArray[np.int32]](), list[npt.NDArray[np.bool_]]()
+    locations, num_dropped = list[tuple[int, int]](), 0
+    for record, documents in records:
+        for token_ids, is_response in documents:
             if len(token_ids) < 2:  # there is nothing to predict
                 num_dropped += 1
                 continue
-            starts.append(starts[-1] + len(token_ids))
-            locations.extend((record.source, record.number))
-            num_responses += int(is_response.sum())
-            highest_id = max(highest_id, int(token_ids.max()))
-            ids.write(token_ids.tobytes())
-            masks.write(is_response.tobytes())
+            ids.append(token_ids)
+            masks.append(is_response)
+            locations.append((record.source, record.number))
+    num_responses = sum(int(mask.sum()) for mask in masks)
+    if num_responses == 0:
+        raise DataError(
+            "the data contains nothing to learn from",
+            expected="documents with response tokens",
+            got=f"{counted(len(ids), 'document')} without response tokens, "
+            f"{counted(intake.num_skipped, 'record')} skipped",
+        )
+    starts = np.cumsum([0, *map(len, ids)])
+    token_ids = np.concatenate(ids)
     counts = ReadCounts(
         records=intake.num_records,
         skipped=intake.num_skipped,
         unlearned=intake.num_unlearned,
         dropped=num_dropped,
-        documents=len(starts) - 1,
-        tokens=starts[-1],
+        documents=len(ids),
+        tokens=len(token_ids),
         responses=num_responses,
-        highest_id=highest_id,
+        highest_id=int(token_ids.max()),
     )
-    if num_responses == 0:
-        raise DataError(
-            "the data contains nothing to learn from",
-            expected="documents with response tokens",
-            got=f"{counted(counts.documents, 'document')} without response tokens, "
-            f"{counted(counts.skipped, 'record')} skipped",
-        )
-    _save_array(folder / "starts.npy", np.array(starts, np.int64))
-    _save_array(folder / "locations.npy", np.array(locations, np.int64).reshape(-1, 2))
-    (folder / "counts.json").write_text(counts.model_dump_json())
-
-
-def _save_array(path: Path, content: npt.NDArray[Any]) -> None:
-    # np.save does not notice if only part of a file is written, so save the array to memory first.
-    stream = BytesIO()
-    np.save(stream, content)
-    path.write_bytes(stream.getvalue())
-
-
-def _cached(home: Path, key: str, sources: Sequence[Source]) -> TokenStore | None:
-    """Return the store in a folder; None if a file is missing, or does not have its full size."""
+    arrays = {
+        "token_ids": token_ids,
+        "is_response": np.concatenate(masks),
+        "starts": starts,
+        "locations": np.array(locations, np.int64),
+    }
+    partial = path.with_suffix(".partial")
     try:
-        return _map(home, key, sources)
-    except (EOFError, OSError, ValueError):
+        save_file(arrays, partial, {"counts": counts.model_dump_json()})
+        publish(partial, path)
+    except (OSError, SafetensorError) as error:
+        raise ResourceError(
+            f"cannot write tokens to {path}",
+            got=summary_of(error),
+            remedy="free disk space, or set data.cache_folder to a folder on another disk",
+        ) from error
+    finally:
+        partial.unlink(missing_ok=True)
+
+
+def _map(path: Path, key: str, sources: Sequence[Source]) -> TokenStore | None:
+    """Return the tokens in a file, mapped into memory; None if it is missing or damaged."""
+    try:
+        with safe_open(path, framework="pt") as file:
+            arrays = {name: file.get_tensor(name).numpy() for name in file.keys()}  # noqa: SIM118
+            counts = ReadCounts.model_validate_json(file.metadata()["counts"])
+    except (OSError, SafetensorError):
         return None
-
-
-def _map(home: Path, key: str, sources: Sequence[Source]) -> TokenStore:
-    counts = ReadCounts.model_validate_json((home / "counts.json").read_bytes())
-    store = TokenStore(
-        token_ids=np.memmap(home / "token_ids", np.int32, mode="r"),
-        is_response=np.memmap(home / "is_response", np.bool_, mode="r"),
-        starts=np.load(home / "starts.npy", mmap_mode="r"),
+    return TokenStore(
+        token_ids=arrays["token_ids"],
+        is_response=arrays["is_response"],
+        starts=arrays["starts"],
         fingerprint=key,
         counts=counts,
         names=tuple(source.name for source in sources),
-        records=np.load(home / "locations.npy", mmap_mode="r"),
+        records=arrays["locations"],
     )
-    assert store.records is not None
-    lengths = (len(store.token_ids), len(store.is_response), store.num_documents)
-    if lengths != (counts.tokens, counts.tokens, counts.documents) or (
-        len(store.records) != counts.documents or store.starts[-1] != counts.tokens
-    ):
-        raise ValueError(f"the tokens in {home} are incomplete")
-    return store
+
+
+def preview(store: TokenStore, tokenizer: PreTrainedTokenizerBase, count: int) -> list[Text]:
+    """Return colored previews of documents that are spread evenly over the data.
+
+    For terminals without colors, responses are also enclosed in ⟦ and ⟧.
+    """
+    indices = np.linspace(0, store.num_documents - 1, min(count, store.num_documents))
+    return [_show(store, tokenizer, int(index)) for index in indices]
+
+
+def _show(store: TokenStore, tokenizer: PreTrainedTokenizerBase, index: int) -> Text:
+    ids, mask = store.document(index)
+    title = f"document {index + 1:,} of {store.num_documents:,}, {store.describe([index])}: "
+    counts = f"{len(ids):,} tokens, {int(mask.sum()):,} in responses, marked with ⟦ and ⟧\n"
+    text = Text.assemble((title + counts, "bold"))
+    shown, mask = ids[:SHOWN], mask[:SHOWN]
+    borders = [0, *(np.flatnonzero(np.diff(mask)) + 1).tolist(), len(shown)]
+    for begin, end in pairwise(borders):
+        part = str(tokenizer.decode(shown[begin:end].tolist()))
+        if mask[begin]:
+            text.append(f"⟦{part}⟧", style="bold green")
+        else:
+            text.append(part, style="dim")
+    if len(ids) > SHOWN:
+        text.append(f" ... {len(ids) - SHOWN:,} more tokens", style="italic")
+    return text

@@ -9,15 +9,15 @@ from transformers import PreTrainedTokenizerBase
 from inference.drafters.aded.file import TrigramCounter, vocabulary_size
 from jakiro.errors import DataError
 from jakiro.utils.logs import get_logger
-from training.data.chat import CUT
 from training.data.documents import encode_documents
+from training.data.rendering import CUT
 from training.data.sources import Record, find_sources
+
+_logger = get_logger(__name__)
 
 _TEXTS: Final = (".txt", ".md", ".rst", ".py")
 _RECORDS: Final = (".jsonl", ".parquet")  # always read as training data
 _PIECE: Final = 1 << 16  # number of characters of a text that are read at once
-
-_logger = get_logger(__name__)
 
 
 def count_trigrams(

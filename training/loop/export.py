@@ -1,20 +1,31 @@
-"""Export of a run's best and finished drafters, with records of their training."""
+"""Export of a run's drafters, with records of their training and model cards (README.md)."""
 
+import shutil
+import uuid
 from collections.abc import Callable, Mapping
 from dataclasses import asdict
+from pathlib import Path
 from typing import Any
 
+import yaml
+from huggingface_hub import ModelCard, ModelCardData
+
+from jakiro.config import JakiroConfig
 from jakiro.drafter import JakiroDrafter
+from jakiro.utils.files import publish, write_atomically
 from jakiro.utils.logs import get_logger
 from jakiro.utils.provenance import provenance
-from training.distributed.failures import writing
-from training.distributed.processes import Processes
-from training.distributed.run_state import RunState, record_of
-from training.evaluation.evaluate import Score, score_of, summary_of
-from training.loop.run_folder import RunFolder
+from training.data.sources import is_local
+from training.evaluation import Score, score_of, summary_of
+from training.loop.checkpoint import RunState
+from training.loop.run_folder import RunFolder, record_of
+from training.processes import Processes, write_from_first
+from training.setup.adapters import save_adapters
 from training.setup.preparation import RunInputs
 
 _logger = get_logger(__name__)
+
+_ADAPTER = "adapter"  # folder, in `best`, of adapters that are separate from the weights
 
 
 class Exporter:
@@ -42,11 +53,10 @@ class Exporter:
         if not self._settings.checkpoint.keep_best:
             return
         drafter.config.record = self._record(evaluation, state)
-        start = self._settings.initialize.drafter
         adapted = None if self._settings.lora is None else as_trained()
-        with writing("a drafter", self._folder.path, self._processes) as is_writing:
+        with write_from_first("a drafter", self._folder.path, self._processes) as is_writing:
             if is_writing:
-                self._folder.keep_best(drafter, self._inputs.tokenizer, adapted, str(start))
+                self._replace_best(self._save(drafter, adapted))
 
     def finish(
         self,
@@ -61,24 +71,56 @@ class Exporter:
         that of the last drafter and `finish_with_best` is set. Otherwise, it is the last drafter.
         """
         drafter.config.record = self._record(evaluation, state)
-        with writing("a drafter", self._folder.path, self._processes) as is_writing:
+        with write_from_first("a drafter", self._folder.path, self._processes) as is_writing:
             if not is_writing:
                 return
             if self._finishes_with_best(state):
-                self._folder.publish_best()
+                partial = shutil.copytree(self._folder.best, self._new_partial())
             else:
-                if self._settings.lora is not None:
-                    self._folder.keep_adapters(as_trained, str(self._settings.initialize.drafter))
-                self._folder.publish(drafter, self._inputs.tokenizer)
+                partial = self._save(drafter, None if self._settings.lora is None else as_trained)
+            if (partial / _ADAPTER).exists():
+                # An earlier attempt may have left adapters.
+                shutil.rmtree(self._folder.adapter, ignore_errors=True)
+                publish(partial / _ADAPTER, self._folder.adapter)
+            publish(partial, self._folder.drafter)
             _logger.info(self._summary(evaluation, state))
+
+    def _save(self, drafter: JakiroDrafter, adapted: JakiroDrafter | None) -> Path:
+        """Return a new folder with a drafter, its tokenizer, its model card and any adapters."""
+        partial = self._new_partial()
+        drafter.save_pretrained(partial)
+        self._inputs.tokenizer.save_pretrained(partial)
+        config: Any = drafter.config
+        write_atomically(partial / "README.md", model_card(config))
+        if adapted is not None:
+            save_adapters(adapted, partial / _ADAPTER, str(self._settings.initialize.drafter))
+        return partial
+
+    def _new_partial(self) -> Path:
+        partial = self._folder.path / ".drafter.partial"
+        shutil.rmtree(partial, ignore_errors=True)  # it may be left from an earlier attempt
+        return partial
+
+    def _replace_best(self, partial: Path) -> None:
+        """Replace `best` in a single step."""
+        folder = self._folder.path / f".best-{uuid.uuid4().hex}"
+        publish(partial, folder)
+        # Renaming cannot replace a folder that is not empty, but it can replace a link.
+        link = self._folder.path / ".best.partial"
+        link.unlink(missing_ok=True)
+        link.symlink_to(folder.name)
+        link.replace(self._folder.best)
+        for other in self._folder.path.glob(".best-*"):
+            if other != folder:
+                shutil.rmtree(other)
 
     def _finishes_with_best(self, state: RunState) -> bool:
         """Return whether an earlier drafter with a higher agreement is to be written."""
         checkpoint, kept = self._settings.checkpoint, self._folder.best_state
         if not (checkpoint.keep_best and checkpoint.finish_with_best) or kept is None:
             return False
-        is_known = (kept["best_metric"], kept["best_step"]) == ("agreement", state.best_step)
-        return is_known and state.best_metric == "agreement" and state.best_step != state.step
+        is_same = (kept["best_metric"], kept["best_step"]) == ("agreement", state.best_step)
+        return is_same and state.best_metric == "agreement" and state.best_step != state.step
 
     def _summary(self, evaluation: Mapping[str, Any], state: RunState) -> str:
         """Return a sentence that says which drafter was written, with its agreement and tau."""
@@ -89,15 +131,14 @@ class Exporter:
         if state.best_metric is None or state.best_value is None or state.best_step == state.step:
             return f"{folder}: the last drafter, {steps} ({last}, the best of the run)"
         if self._finishes_with_best(state):
-            found = summary_of(record_of(self._folder.best)["evaluation"])
+            best = summary_of(record_of(self._folder.best)["evaluation"])
             return (
-                f"{folder}: the best drafter of the run, after {state.best_step} steps ({found}; "
+                f"{folder}: the best drafter of the run, after {state.best_step} steps ({best}; "
                 f"the last drafter, {steps}: {last})"
             )
-        best = Score(score.metric, state.best_value)
         return (
             f"{folder}: the last drafter, {steps} ({last}; the best of the run, after "
-            f"{state.best_step} steps: {best})"
+            f"{state.best_step} steps: {Score(score.metric, state.best_value)})"
         )
 
     def _record(self, evaluation: Mapping[str, Any], state: RunState) -> dict[str, Any]:
@@ -108,3 +149,116 @@ class Exporter:
             "training": asdict(state),
             "evaluation": dict(evaluation),
         }
+
+
+_CARD = """\
+---
+{{ card_data }}
+---
+
+# A drafter for {{ target }}
+
+This drafter proposes next tokens for {{ target }}, which verifies them. The generated text, or its
+distribution when tokens are sampled, is the same as that of the target alone. The drafter cannot be
+used without this target.
+
+## How to use
+
+```python
+from jakiro import SpeculativeDecoder
+# On a GPU, also pass device_map="cuda".
+decoder = SpeculativeDecoder.from_pretrained("folder or hub id of this drafter")
+print(decoder.generate("def main(", max_new_tokens=128).text)
+```
+
+## Measurements
+
+{% if decoding -%}
+{{ decoding[0].prompts }} prompts ({{ prompts }}) were continued by up to
+{{ settings.evaluation.max_new_tokens }} tokens each, with draft trees of as many levels as in
+training. Tau is the mean acceptance length, that is, the number of tokens per forward pass of the
+target. Without a drafter, tau is 1.
+
+| temperature | tau | acceptance at depth 1, 2, ... | tokens |
+|---|---|---|---|
+{% for result in decoding -%}
+| {{ "{:g}".format(result.temperature) }} | {{ "{:.2f}".format(result.tau) }} |
+{%- for share in result.conditional_acceptance_rate %}
+{{- "," if not loop.first }} {{ "{:.2f}".format(share) }}
+{%- endfor %} | {{ result.tokens }} |
+{% endfor %}
+{%- else -%}
+Tau was not measured, because no prompts were decoded.
+{% endif %}
+{% if validation -%}
+In {{ "{:.1%}".format(validation.levels[0].agreement) }} of {{ validation.positions }} drafts on
+held-out text, at the distances from the last verified token that occur in decoding, the drafter and
+the target agree on the most likely next token.
+
+{% endif -%}
+Not measured here: speed (which `jakiro bench` measures), other prompts, longer answers, other
+temperatures, and the variation between training runs with different seeds.
+
+## Training
+
+{{ training.step }} optimizer steps over {{ "{:,}".format(training.tokens) }} tokens of {{ data }};
+a token that was read in several epochs is counted once per epoch.
+{{ settings.data.validation_size }} records were held out of training.
+{%- if start %}
+
+Training started with the weights of the drafter {{ start }}
+{{- "; only adapters were trained, then merged" if settings.lora }}.
+{%- endif %}
+
+```yaml
+{{ shown }}
+```
+
+## Versions
+
+Jakiro, {{ "unknown commit" if not provenance.git else "commit " ~ provenance.git.sha }}
+{{- " with local changes" if provenance.git and provenance.git.is_dirty }}, on
+{{ provenance.time }}; {% for name, version in provenance.versions.items() -%}
+{{ name }} {{ version }}{{ ", " if not loop.last else "." }}
+{%- endfor %}
+"""
+_SETTINGS = (
+    *("drafter", "lora", "objective", "optimizer", "batch", "engine"),
+    *("steps", "epochs", "minutes", "seed"),
+)
+
+
+def model_card(config: JakiroConfig) -> str:
+    """Return the model card of a trained drafter, written from the record in the drafter's config.
+
+    Only the last part of a local path is shown, because the card is meant to be published.
+    """
+    record = config.record or {}
+    settings, evaluation = record["settings"], record["evaluation"]
+    target, paths = config.target_record.name_or_path, settings["data"]["paths"]
+    prompts, start = settings["evaluation"]["prompts"], settings["initialize"]["drafter"]
+    shown = {name: settings[name] for name in _SETTINGS if settings[name] is not None}
+    card = ModelCard.from_template(
+        ModelCardData(
+            base_model=None if is_local(target) else target,
+            library_name="jakiro",
+            tags=["speculative-decoding", "drafter", "jakiro"],
+            datasets=[path.partition(":")[0] for path in paths if not is_local(path)] or None,
+        ),
+        template_str=_CARD,
+        target=_quoted(target),
+        data=", ".join(map(_quoted, paths)),
+        prompts=f"from {_quoted(prompts)}" if prompts else "the starts of held-out records",
+        start=_quoted(start) if start else None,
+        shown=yaml.safe_dump(shown, sort_keys=False).strip(),
+        decoding=evaluation.get("decoding"),
+        validation=evaluation.get("validation"),
+        settings=settings,
+        training=record["training"],
+        provenance=record["provenance"],
+    )
+    return f"{str(card).rstrip()}\n"
+
+
+def _quoted(name: str) -> str:
+    return f"`{Path(name).name if is_local(name) else name}`"

@@ -16,17 +16,14 @@ from jakiro.utils.pretrained import TORCH_DTYPES
 from jakiro.utils.wording import counted
 from training.config import anchor_rule
 from training.data.sampler import Sampler
-from training.distributed.checkpoint import Checkpoints
-from training.distributed.failures import exhaustion_explained
-from training.distributed.processes import Processes
-from training.distributed.run_state import RunState
-from training.evaluation.evaluate import Evaluation, score_of, summary_of
-from training.evaluation.metrics import MetricsLog, progress_bar
+from training.evaluation import Evaluation, score_of, summary_of
+from training.loop.checkpoint import Checkpoints, RunState
 from training.loop.export import Exporter
-from training.loop.interruption import Interruption
+from training.loop.metrics import MetricsLog, progress_bar
 from training.loop.run_folder import RunFolder
 from training.loop.trainer import Trainer
 from training.module import TargetReader, move_target
+from training.processes import Interruption, Processes, explain_exhaustion
 from training.setup.adapters import add_adapters
 from training.setup.initialization import initialize, is_fitted
 from training.setup.preparation import RunInputs, length_of
@@ -76,7 +73,7 @@ class Run:
                 _logger.info(f"the run in {self._folder.path} is already finished")
             else:
                 shown = progress_bar(progress, is_shown=self._processes.is_first)
-                with exhaustion_explained(self._settings), shown as bar:
+                with explain_exhaustion(self._settings.run_folder), shown as bar:
                     self._train(bar)
             self._processes.wait()
         return self._folder.drafter
@@ -95,15 +92,21 @@ class Run:
         sampler = self._build_sampler()
         drafter = self._build_drafter(sampler)
         move_target(self._inputs.target, self._processes.device, needs_layers=self._runs_target)
-        reader = self._build_reader(drafter)
+        reader = TargetReader(
+            self._inputs.target,
+            drafter,
+            self._settings.data.sequence_length,
+            TORCH_DTYPES[self._settings.engine.dtype],
+            self._target_states,
+        )
         trainer = Trainer(drafter, reader, sampler, self._settings, self._processes)
         evaluation = Evaluation(self._inputs, reader, self._processes)
         try:
-            with self._interruption:
+            with self._interruption.receive():
                 stopped = self._take_steps(trainer, evaluation, progress)
-            drafter, found = stopped or self._evaluate(trainer, evaluation)
+            drafter, metrics = stopped or self._evaluate(trainer, evaluation)
             end = self._state_now(trainer)
-            self._exporter.finish(drafter, trainer.copy_as_trained(), found, end)
+            self._exporter.finish(drafter, trainer.copy_as_trained(), metrics, end)
         finally:
             if self._metrics is not None:
                 self._metrics.close()
@@ -128,15 +131,6 @@ class Run:
         if self._settings.lora is not None:
             add_adapters(drafter, self._settings.lora, self._settings.seed)
         return drafter
-
-    def _build_reader(self, drafter: JakiroDrafter) -> TargetReader:
-        return TargetReader(
-            self._inputs.target,
-            drafter,
-            self._settings.data.sequence_length,
-            TORCH_DTYPES[self._settings.engine.dtype],
-            self._target_states,
-        )
 
     def _build_sampler(self) -> Sampler:
         return Sampler(
@@ -209,17 +203,14 @@ class Run:
         if state.step:
             _logger.info(f"the run resumes after step {state.step}")
         else:
-            self._report_length()
+            length, is_long = length_of(
+                settings.with_steps(len(self._inputs.sequences)), len(self._inputs.sequences)
+            )
+            (_logger.warning if is_long else _logger.info)(length)
         if self._processes.is_first:
             self._metrics = MetricsLog(self._folder.path, state.step)
         if every is not None and not state.step:
             self._evaluate(trainer, evaluation)
-
-    def _report_length(self) -> None:
-        """Log how often the run reads its data, as a warning if that is very often."""
-        settings = self._settings.with_steps(len(self._inputs.sequences))
-        length, is_long = length_of(settings, len(self._inputs.sequences))
-        (_logger.warning if is_long else _logger.info)(length)
 
     @property
     def _has_stalled(self) -> bool:
@@ -246,7 +237,7 @@ class Run:
         self._is_interrupted = self._interruption.is_requested(waits=is_recorded)
         is_recorded = is_recorded or self._is_interrupted
         is_checked = is_recorded or self._is_due(self._evaluation_interval)
-        trainer.require_finite(self._checkpoints.latest, is_last=is_checked)
+        trainer.watch.require_finite(self._checkpoints.latest, is_last=is_checked)
         means = trainer.meter.read() if is_recorded else {}  # waits for the device
         self._seconds_unrecorded += perf_counter() - started
         if is_recorded:
@@ -259,16 +250,16 @@ class Run:
         drafter = trainer.copy_drafter()
         if evaluation.size:
             _logger.info(f"evaluating the drafter after step {self._state.step}")
-        with exhaustion_explained(self._settings):
-            found = evaluation.measure(drafter)
-        self._write({"evaluation": found})
-        if summary := summary_of(found):
+        with explain_exhaustion(self._settings.run_folder):
+            metrics = evaluation.measure(drafter)
+        self._write({"evaluation": metrics})
+        if summary := summary_of(metrics):
             _logger.info(f"step {self._state.step}: {summary}")
-        score = score_of(found)
+        score = score_of(metrics)
         if score is not None and self._state.add_score(*score):
             now = self._state_now(trainer)
-            self._exporter.keep_best(drafter, trainer.copy_as_trained, found, now)
-        return drafter, found
+            self._exporter.keep_best(drafter, trainer.copy_as_trained, metrics, now)
+        return drafter, metrics
 
     def _state_now(self, trainer: Trainer) -> RunState:
         """Return the run's state, including the tokens and seconds since the last record."""

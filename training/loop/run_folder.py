@@ -1,8 +1,8 @@
 """The folder of a run: its record, checkpoints, best drafter, and finished drafter."""
 
 import json
+import math
 import shutil
-import uuid
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -10,27 +10,71 @@ from typing import Any
 
 from filelock import FileLock, Timeout
 
-from jakiro.drafter import JakiroDrafter
 from jakiro.errors import ConfigError
-from jakiro.utils.files import ensure_writable_folder, publish, write_atomically
+from jakiro.utils.files import ensure_writable_folder, write_atomically
 from jakiro.utils.logs import get_logger
 from jakiro.utils.provenance import write_provenance
+from jakiro.utils.settings import flattened
 from training.config import TrainSettings
-from training.distributed.failures import storing
-from training.distributed.run_state import record_of
-from training.loop.model_card import model_card
-from training.loop.run_fingerprint import (
-    LENGTH,
-    difference,
-    is_longer,
-    run_fingerprint,
-)
-from training.setup.adapters import save_adapters
-
-_ADAPTER = "adapter"  # folder of separate adapters
-_LOCK = ".lock"  # file
+from training.processes import explain_failed_write
 
 _logger = get_logger(__name__)
+
+# Settings that do not change a run's result: paths, intervals of records and checkpoints,
+# evaluation, the device, and the use of memory. The target, the data and the drafter of a warm
+# start are compared by their fingerprints instead, and `data.split` by `sequences_filled_with`.
+_FREE: Any = {
+    "run_folder": True,
+    "checkpoint": True,
+    "log_every": True,
+    "evaluation": True,
+    "target": {"name_or_path"},
+    "initialize": {"drafter"},
+    "data": {"paths", "cache_folder", "split"},
+    "target_states": {"folder"},
+    "batch": {"micro_batch_size"},
+    "objective": {"chunk_size"},
+    "engine": {
+        *("device", "zero_stage", "activation_checkpointing"),
+        *("offload_optimizer", "offload_parameters"),
+    },
+}
+
+LENGTH = ("steps", "epochs", "minutes")  # settings that may be raised to continue a run
+
+
+def run_fingerprint(settings: TrainSettings, facts: Mapping[str, str]) -> dict[str, Any]:
+    """Return the settings and fingerprints that determine a run's result."""
+    return {"settings": settings.model_dump(mode="json", exclude=_FREE), **facts}
+
+
+def difference(
+    recorded: Mapping[str, Any], wanted: Mapping[str, Any]
+) -> tuple[str, Any, Any] | None:
+    """Return the name and both values of the first difference; None if there is no difference."""
+    then, now = _named(recorded), _named(wanted)
+    names = sorted(then.keys() | now.keys())
+    triples = ((name, then.get(name), now.get(name)) for name in names)
+    return next((triple for triple in triples if triple[1] != triple[2]), None)
+
+
+def is_longer(recorded: Mapping[str, Any], wanted: Mapping[str, Any]) -> bool:
+    """Return whether the wanted run continues the recorded run with more steps."""
+    before, now = (
+        {name: run["settings"].get(name) for name in LENGTH} for run in (recorded, wanted)
+    )
+    if before == now or difference(_without_length(recorded), _without_length(wanted)):
+        return False
+    return all((now[name] or math.inf) >= (before[name] or math.inf) for name in LENGTH)
+
+
+def _without_length(run: Mapping[str, Any]) -> dict[str, Any]:
+    settings = {name: value for name, value in run["settings"].items() if name not in LENGTH}
+    return {**run, "settings": settings}
+
+
+def _named(values: Mapping[str, Any]) -> dict[str, Any]:
+    return {key.removeprefix("settings."): value for key, value in flattened(values)}
 
 
 class RunFolder:
@@ -52,7 +96,7 @@ class RunFolder:
     @property
     def adapter(self) -> Path:
         """The folder of the separate adapters, if the drafter was trained with adapters."""
-        return self.path / _ADAPTER
+        return self.path / "adapter"
 
     @property
     def checkpoints(self) -> Path:
@@ -92,15 +136,10 @@ class RunFolder:
         A folder that contains only the settings of an earlier run may be claimed by any run. A
         finished run may be continued with more steps; the folder of its drafter is then renamed.
         """
-        with self._locked():
-            self._check_or_found(settings, facts)
-            yield
-
-    @contextmanager
-    def _locked(self) -> Iterator[None]:
         ensure_writable_folder(self.path)
         try:
-            with FileLock(self.path / _LOCK, timeout=0):
+            with FileLock(self.path / ".lock", timeout=0):
+                self._take_over(settings, facts)
                 yield
         except Timeout as error:
             raise ConfigError(
@@ -114,9 +153,9 @@ class RunFolder:
         """Raise an error if the folder belongs to another run."""
         if not self.holds_work:
             return
-        found = difference(self._read_record(), run_fingerprint(settings, facts))
-        if found is not None and not self._is_continued(settings, facts):
-            name, expected, got = found
+        changed = difference(self._read_record(), run_fingerprint(settings, facts))
+        if changed is not None and not self._is_continued(settings, facts):
+            name, expected, got = changed
             raise ConfigError(
                 f"the run folder {self.path} holds a run with other settings ({name} differs)",
                 expected=expected,
@@ -125,78 +164,22 @@ class RunFolder:
                 + (", or a higher value" if name in LENGTH and self._has_checkpoint else ""),
             )
 
-    def keep_adapters(self, drafter: JakiroDrafter, base: str) -> None:
-        """Write the adapters of a drafter separately from its weights; see `save_adapters`."""
-        partial = self.path / ".adapter.partial"
-        shutil.rmtree(partial, ignore_errors=True)
-        save_adapters(drafter, partial, base)
-        shutil.rmtree(self.adapter, ignore_errors=True)  # it may be left from an earlier attempt
-        publish(partial, self.adapter)
-
-    def publish(self, drafter: JakiroDrafter, tokenizer: Any) -> Path:
-        """Write the finished drafter with tokenizer and model card, in full or not at all."""
-        publish(self._export(drafter, tokenizer), self.drafter)
-        return self.drafter
-
-    def publish_best(self) -> Path:
-        """Write the drafter in `best`, with its adapters if it has any, as the finished drafter."""
-        if (self.best / _ADAPTER).is_dir():
-            self._publish_copy(self.best / _ADAPTER, self.adapter)
-        self._publish_copy(self.best, self.drafter)
-        return self.drafter
-
-    def _publish_copy(self, source: Path, folder: Path) -> None:
-        partial = self.path / f".{folder.name}.partial"
-        for old in (partial, folder):  # they may be left from an earlier attempt
-            shutil.rmtree(old, ignore_errors=True)
-        shutil.copytree(source, partial, ignore=shutil.ignore_patterns(_ADAPTER))
-        publish(partial, folder)
-
-    def keep_best(
-        self,
-        drafter: JakiroDrafter,
-        tokenizer: Any,
-        as_trained: JakiroDrafter | None = None,
-        base: str = "",
-    ) -> Path:
-        """Replace `best` with this drafter and its tokenizer in a single step."""
-        folder = self.path / f".best-{uuid.uuid4().hex}"
-        partial = self._export(drafter, tokenizer)
-        if as_trained is not None:
-            save_adapters(as_trained, partial / _ADAPTER, base)
-        publish(partial, folder)
-        # Renaming cannot replace a folder that is not empty, but it can replace a link.
-        link = self.path / ".best.partial"
-        link.unlink(missing_ok=True)
-        link.symlink_to(folder.name)
-        link.replace(self.best)
-        for other in self.path.glob(".best-*"):
-            if other != folder:
-                shutil.rmtree(other)
-        return self.best
-
-    def _export(self, drafter: JakiroDrafter, tokenizer: Any) -> Path:
-        partial = self.path / ".drafter.partial"
-        shutil.rmtree(partial, ignore_errors=True)
-        drafter.save_pretrained(partial)
-        tokenizer.save_pretrained(partial)
-        config: Any = drafter.config
-        write_atomically(partial / "README.md", model_card(config))
-        return partial
-
-    def _check_or_found(self, settings: TrainSettings, facts: Mapping[str, str]) -> None:
+    def _take_over(self, settings: TrainSettings, facts: Mapping[str, str]) -> None:
+        """Check the folder, and write the settings of the run to it unless it has them."""
         self.check(settings, facts)
         if self._is_continued(settings, facts):
             self._reopen()
-        elif self._record.exists() and self.holds_work:
-            return
-        elif (found := self._difference(settings, facts)) is not None:
-            name, before, now = found
-            _logger.info(
-                f"{self.path} belonged to an earlier run, which had other settings and left no "
-                f"checkpoint; this run takes over the folder ({name} was {before}, is now {now})"
-            )
-        with storing("the settings of the run", self.path):
+        elif self._record.exists():
+            if self.holds_work:
+                return
+            if changed := difference(self._read_record(), run_fingerprint(settings, facts)):
+                name, before, now = changed
+                _logger.info(
+                    f"{self.path} belonged to an earlier run, which had other settings and left no "
+                    f"checkpoint; this run takes over the folder ({name} was {before}, is now "
+                    f"{now})"
+                )
+        with explain_failed_write("the settings of the run", self.path):
             write_provenance(self.path, settings)
             write_atomically(self._record, json.dumps(run_fingerprint(settings, facts), indent=2))
 
@@ -220,20 +203,9 @@ class RunFolder:
     def _record(self) -> Path:
         return self.path / "run.json"
 
-    def _difference(
-        self, settings: TrainSettings, facts: Mapping[str, str]
-    ) -> tuple[str, Any, Any] | None:
-        """Return the name of the first value that differs from the record, then both values.
-
-        If nothing differs, or if there is no record, return None.
-        """
-        if not self._record.exists():
-            return None
-        return difference(self._read_record(), run_fingerprint(settings, facts))
-
     def _read_record(self) -> dict[str, Any]:
         try:
-            record = json.loads(self._record.read_bytes())
+            record: dict[str, Any] = json.loads(self._record.read_bytes())
             if not isinstance(record["settings"], dict):
                 raise TypeError("settings that are not an object")
         except (OSError, ValueError, KeyError, TypeError) as error:
@@ -244,8 +216,7 @@ class RunFolder:
                 remedy="restore this file, choose another run_folder, or delete this folder and "
                 "train again",
             ) from error
-        found: dict[str, Any] = record
-        return found
+        return record
 
 
 def _way_to_repeat(name: str, recorded: Any) -> str:
@@ -253,3 +224,9 @@ def _way_to_repeat(name: str, recorded: Any) -> str:
     if name == "sequences_filled_with":
         return f"set data.split: {str(recorded).removeprefix('split ')}, as in the recorded run"
     return "use the settings in the config.yaml of that folder"
+
+
+def record_of(drafter: Path) -> dict[str, Any]:
+    """Return the record of a drafter's training, with the `RunState` when it was written."""
+    record: dict[str, Any] = json.loads((drafter / "config.json").read_bytes())["record"]
+    return record

@@ -10,16 +10,17 @@ from torch import Tensor
 from torch.nn.utils import get_total_norm
 
 from jakiro.drafter import JakiroDrafter
-from jakiro.errors import ConfigError
-from training.config import TrainSettings
+from jakiro.errors import ConfigError, NumericalError
+from jakiro.utils.pretrained import choose_device
+from training.config import EngineSettings, TrainSettings
 from training.data.sampler import Sampler
-from training.distributed.deepspeed_config import build_deepspeed_config
-from training.distributed.failures import FiniteWatch
-from training.distributed.processes import Processes, import_deepspeed
 from training.loop.optimizer import build_optimizer, learning_rate, set_learning_rate
 from training.loss.batch import Batch
 from training.module import Meter, TargetReader, TrainingModule
+from training.processes import Processes, import_deepspeed
 from training.setup.adapters import add_adapters, merged
+
+_SHOWN = 8  # largest number of sequences that an error lists
 
 
 class Trainer:
@@ -46,7 +47,7 @@ class Trainer:
         self._reader = reader
         self.engine = _build_engine(drafter, settings, processes)
         self._norm: Tensor | float = 0.0
-        self._watch = FiniteWatch(sampler, settings, processes)
+        self.watch = FiniteWatch(sampler, settings, processes)
         self.meter = Meter(
             processes,
             1 + settings.drafter.schedule.parallel_levels,
@@ -62,21 +63,14 @@ class Trainer:
         set_learning_rate(self.engine.optimizer, rate)
         for first_sequence, batch in batches.items():
             self._accumulate(first_sequence, batch, share)
-        self._watch.close(number, self._norm)
+        self.watch.close(number, self._norm)
         return rate
-
-    def require_finite(self, latest: Callable[[], Path | None], *, is_last: bool) -> None:
-        """Raise an error on all processes if the loss or gradient of a step was not finite.
-
-        See `FiniteWatch.require_finite`.
-        """
-        self._watch.require_finite(latest, is_last=is_last)
 
     def _accumulate(self, first_sequence: int, batch: Batch, share: Tensor) -> None:
         """Add the gradient of a micro-batch; after the last one, the engine takes the step."""
         on_device = batch.to(self._processes.device)
         terms = self.engine(self._reader.view(on_device), on_device, self._reader)
-        self._watch.add(first_sequence, terms.total)
+        self.watch.add(first_sequence, terms.total)
         self.engine.backward(terms.total * share)
         self.meter.add(terms, int((batch.documents >= 0).sum()))
         is_last = self.engine.is_gradient_accumulation_boundary()
@@ -95,9 +89,8 @@ class Trainer:
         norm = float(self._norm)
         if not self.engine.fp16_enabled():
             return {"gradient_norm": norm}
-        known = norm if isfinite(norm) else None
         return {
-            "gradient_norm": known,
+            "gradient_norm": norm if isfinite(norm) else None,
             "loss_scale": float(self.engine.optimizer.loss_scaler.cur_scale),
         }
 
@@ -145,6 +138,76 @@ class Trainer:
         return self._processes.sum(total).clamp(min=1.0)
 
 
+class FiniteWatch:
+    """Records which losses and gradients are not finite, without waiting for the device.
+
+    Only `require_finite` waits for the device. The records are shared among all processes, so that
+    all processes stop at the same step.
+    """
+
+    def __init__(self, sampler: Sampler, settings: TrainSettings, processes: Processes) -> None:
+        self._sampler = sampler
+        self._size = settings.batch.micro_batch_size
+        self._num_batches = settings.batch.global_batch_size // self._size
+        # In fp16, gradients may overflow. DeepSpeed then skips the step and lowers the loss scale.
+        self._may_overflow = settings.engine.dtype == "fp16"
+        self._processes = processes
+        self._marks = self._none()
+        self._steps: list[tuple[int, Tensor]] = []
+
+    def add(self, first_sequence: int, loss: Tensor) -> None:
+        """Record whether the loss of a micro-batch is finite."""
+        self._marks[first_sequence // self._size] = ~loss.detach().isfinite()
+
+    def close(self, step: int, gradient_norm: Tensor | float) -> None:
+        """Record whether a step's gradient norm is finite, and combine all processes' records.
+
+        All processes must call this method. In fp16, norms may overflow and are not recorded.
+
+        Args:
+            gradient_norm: norm of the gradient; -1 if DeepSpeed found that the norm is not finite.
+        """
+        if not self._may_overflow:
+            # DeepSpeed returns -1 for a norm that is not finite.
+            norm = torch.as_tensor(gradient_norm).detach()
+            self._marks[-1] = ~(norm.isfinite() & (norm >= 0))
+        self._steps.append((step, self._processes.sum(self._marks)))
+        self._marks = self._none()
+
+    def require_finite(self, latest: Callable[[], Path | None], *, is_last: bool) -> None:
+        """Raise an error if the loss or gradient of a recorded step is not finite."""
+        num_waiting = 0 if is_last else 1
+        while len(self._steps) > num_waiting:
+            step, marks = self._steps.pop(0)
+            if marked := marks.nonzero().flatten().tolist():
+                raise self._error(step, marked, latest())
+
+    def _error(self, step: int, marked: list[int], checkpoint: Path | None) -> NumericalError:
+        batches = [number for number in marked if number < self._num_batches]
+        last = checkpoint or "none yet"
+        return NumericalError(
+            f"the {'loss' if batches else 'gradient'} of step {step + 1} is not finite",
+            expected="finite numbers",
+            got=f"NaN or infinity from {self._sources(step, batches or range(self._num_batches))}",
+            # The same settings would fail again, unless the device was at fault.
+            remedy="check these records, or start a run in another run_folder with a lower "
+            "optimizer.learning_rate or with optimizer.max_grad_norm set; if the device may be at "
+            "fault, start the same run again, which repeats the steps since the last good "
+            f"checkpoint: {last}",
+        )
+
+    def _sources(self, step: int, batches: Iterable[int]) -> str:
+        sources: dict[int, str] = {}
+        for number in batches:
+            begin = number * self._size
+            sources |= self._sampler.sources(step, begin, begin + self._size)
+        named = [f"packed sequence {index + 1} ({source})" for index, source in sources.items()]
+        return ", ".join(named[:_SHOWN]) + (", ..." if len(named) > _SHOWN else "")
+
+    def _none(self) -> Tensor:
+        return torch.zeros(self._num_batches + 1, device=self._processes.device)
+
+
 def count_positions(batch: Batch) -> int:
     """Return how many positions have a loss, summed over anchor samples; see `gather_examples`."""
     distance = torch.arange(batch.token_ids.shape[1]) - batch.anchors
@@ -166,3 +229,46 @@ def _build_engine(drafter: JakiroDrafter, settings: TrainSettings, processes: Pr
             raise
         raise ConfigError(f"{error}; remedy: choose engine.dtype bf16 or fp32") from error
     return engine
+
+
+def build_deepspeed_config(
+    settings: TrainSettings, num_processes: int, device: str | None = None
+) -> dict[str, Any]:
+    """Return DeepSpeed's configuration of a run.
+
+    The configuration names no optimizer, because a torch optimizer is passed to DeepSpeed as an
+    object, even if the optimizer states are offloaded to main memory. DeepSpeed's own CPU optimizer
+    would have to compile an extension for vectorization, but torch's fused AdamW is already
+    vectorized.
+
+    Args:
+        device: "cpu" or "cuda"; None for the device that `engine.device` selects on this machine.
+    """
+    batch, engine = settings.batch, settings.engine
+    # Without ZeRO, DeepSpeed's optimizer for half precision takes a step with empty gradients when
+    # it is built. That step would spoil Adam's bias correction.
+    stage = engine.zero_stage if engine.dtype == "fp32" else max(engine.zero_stage, 1)
+    return {
+        "train_batch_size": batch.global_batch_size,
+        "train_micro_batch_size_per_gpu": batch.micro_batch_size,
+        "gradient_accumulation_steps": batch.accumulation(num_processes),
+        "gradient_clipping": settings.optimizer.max_grad_norm,
+        "zero_optimization": {"stage": stage} | _offload(engine, device),
+        "bf16": {"enabled": engine.dtype == "bf16"},
+        "fp16": {"enabled": engine.dtype == "fp16"},
+        "zero_allow_untested_optimizer": True,
+        "zero_force_ds_cpu_optimizer": False,
+        "steps_per_print": None,
+        "wall_clock_breakdown": False,
+    }
+
+
+def _offload(engine: EngineSettings, device: str | None) -> dict[str, Any]:
+    """Return the options that keep tensors in main memory, which is pinned if a GPU is used."""
+    kind = device or choose_device(engine.device).type
+    main_memory = {"device": "cpu", "pin_memory": kind == "cuda"}
+    wanted = {
+        "offload_optimizer": engine.offload_optimizer,
+        "offload_param": engine.offload_parameters,
+    }
+    return {name: main_memory for name, is_wanted in wanted.items() if is_wanted}

@@ -29,10 +29,9 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from jakiro.experts import ExpertsOutput, joint_log_probs, posterior_log_weights
-from training.loss.batch import Batch
+from training.loss.batch import Batch, Examples, gather_examples
 from training.loss.heads import Heads
 from training.loss.objectives import LossTerms
-from training.loss.positions import Examples, gather_examples
 from training.loss.settings import ObjectiveSettings
 from training.loss.vocab_losses import at_token
 

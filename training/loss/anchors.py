@@ -59,15 +59,15 @@ class AnchorRule:
                 anchors are selected; None if this is unknown.
         """
         samples = range(self.num_samples)
-        each = [self._sample(document_starts, seed, sample) for sample in samples]
+        sampled = [self._sample(document_starts, seed, sample) for sample in samples]
         if self.far_share:
-            each = [
+            sampled = [
                 with_far_anchors(
-                    own, document_starts, is_response, self.far_share, (*seed, sample, _FAR)
+                    near, document_starts, is_response, self.far_share, (*seed, sample, _FAR)
                 )
-                for sample, own in enumerate(each)
+                for sample, near in enumerate(sampled)
             ]
-        return np.stack(each)
+        return np.stack(sampled)
 
     def _sample(self, starts: Indices, seed: tuple[int, ...], sample: int) -> Indices:
         match self.kind:
@@ -175,7 +175,7 @@ def with_far_anchors(
         is_response: whether each token belongs to a response, shape [length]; None if unknown.
     """
     random = np.random.default_rng(np.random.SeedSequence(seed))
-    found = anchors.copy()
+    result = anchors.copy()
     firsts, counts = np.unique(document_starts, return_counts=True)
     for first, count in zip(firsts.tolist(), counts.tolist(), strict=True):
         is_far, is_at_response, fraction = random.random(3)
@@ -185,5 +185,5 @@ def with_far_anchors(
         if is_response is not None and is_at_response < 0.5:
             responses = np.flatnonzero(is_response[first + 1 : first + count])
             anchor = first + int(responses[0]) if len(responses) else anchor
-        found[anchor + 1 : first + count] = anchor
-    return found
+        result[anchor + 1 : first + count] = anchor
+    return result

@@ -1,10 +1,26 @@
-"""A training batch: packed sequences of documents, with the anchors of every position."""
+"""A training batch, what the frozen target computes for it, and its positions with a loss.
+
+For a position i that is drafted at distance d = i - anchor >= 1, and for levels k = 0, 1, ...:
+
+    output at i, level k            predicts Y[i + k], the feature for the logits of x[i + k + 1]
+    posterior used at level k       is conditioned on x[i + 1], ..., x[i + k]
+
+Y[i] is the target's feature at position i, and x[i] is the token at position i. The posterior
+consists of the mixture weights of the components, given these tokens.
+"""
 
 from dataclasses import dataclass, field, fields
+from typing import NamedTuple
 
 import torch
-from jaxtyping import Bool, Int
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
+
+from jakiro.experts import ExpertsOutput
+from jakiro.target.adapter import TargetAdapter
+from jakiro.target.cache import SlotCache, StateSource, StateSources, TargetState
+from jakiro.target.step import StepInput, StepOutput
+from jakiro.target.tail import TailKV, TargetTail
 
 
 @dataclass(frozen=True)
@@ -54,3 +70,174 @@ def indices_of(positions: Bool[Tensor, "batch length"]) -> Int[Tensor, " n"]:
     if positions.is_meta:
         return torch.arange(positions.numel(), device=positions.device)
     return positions.flatten().nonzero().squeeze(1)
+
+
+class Normalizers(NamedTuple):
+    """What the whole vocabulary contributes to the target's distribution at each position.
+
+    The log-probability of a token is its logit minus `log_sum`; at another temperature than 1, all
+    logits are divided by it before. With these values, the logits of the draft vocabulary are
+    enough for a loss, which saves time if several passes or levels predict the same position, or if
+    the normalizers are stored on disk. In half precision, a logit may be rounded differently in a
+    matrix product with fewer rows, so that the probabilities may sum to slightly more than 1.
+
+    Attributes:
+        log_sum: logarithm of the sum of exp(logit) over the whole vocabulary.
+    """
+
+    log_sum: Float[Tensor, "*positions"]
+    best: Int[Tensor, "*positions"]
+
+    def at(self, *indices: Tensor) -> "Normalizers":
+        """Return the normalizers of the positions at `indices`."""
+        return Normalizers(self.log_sum[indices], self.best[indices])
+
+    def to(self, device: torch.device) -> "Normalizers":
+        """Return the normalizers on `device`."""
+        return Normalizers(*(part.to(device) for part in self))
+
+    def level(self, level: int) -> "Normalizers":
+        """Return the normalizers of one level, the last dimension of the positions."""
+        return Normalizers(self.log_sum[..., level], self.best[..., level])
+
+
+class Examples(NamedTuple):
+    """The gathered positions, one sequence after another.
+
+    Attributes:
+        targets: the target's features that the drafter learns to predict. Where a level has none,
+            the feature of level 0 takes its place.
+        indices: index of each gathered position among all positions of the batch.
+        chosen: indices of the active experts; None if all experts are active.
+        normalizers: normalizers of the target's distributions at `targets`; None if they are not
+            known.
+    """
+
+    features: Float[Tensor, "n levels components hidden"]
+    log_weights: Float[Tensor, "n components"]
+    gate: Float[Tensor, "n experts"]
+    targets: Float[Tensor, "n levels hidden"]
+    next_tokens: Int[Tensor, "n levels"]
+    valid: Bool[Tensor, "n levels"]
+    weight: Float[Tensor, " n"]
+    sequence_sizes: tuple[int, ...]
+    indices: Int[Tensor, " n"]
+    chosen: Int[Tensor, "n active"] | None = None
+    normalizers: Normalizers | None = None
+
+
+def gather_examples(
+    output: ExpertsOutput,
+    target_features: Float[Tensor, "batch length hidden"],
+    batch: Batch,
+    sample: int,
+    decay: float,
+    normalizers: Normalizers | None = None,
+) -> Examples:
+    """Return the positions whose next token is a response token and whose distance is at least 1.
+
+    Args:
+        decay: factor gamma; the weight of a position at distance d is gamma^(d - 1).
+    """
+    levels, count = output.features.shape[2], batch.token_ids.shape[1]
+    index = torch.arange(count, device=batch.token_ids.device)
+    distance = index - batch.anchors[:, sample]
+    valid = torch.stack([batch.targets_exist(1 + level) for level in range(levels)], dim=-1)
+    has_loss = valid[..., 0] & (distance >= 1)
+    indices, sequence_sizes = indices_of(has_loss), _sizes_of(has_loss)
+    sequence, column = (indices // count)[:, None], (indices % count)[:, None]
+    ahead = (column + torch.arange(levels, device=index.device)).clamp(max=count - 1)
+    following = (ahead + 1).clamp(max=count - 1)
+    is_there = valid.flatten(0, 1)[indices]
+    goal = torch.where(is_there, ahead, column)
+    return Examples(
+        features=output.features.flatten(0, 1)[indices],
+        log_weights=output.log_weights.flatten(0, 1)[indices],
+        gate=output.gate.flatten(0, 1)[indices],
+        chosen=None if output.chosen is None else output.chosen.flatten(0, 1)[indices],
+        targets=target_features[sequence, goal],
+        next_tokens=batch.token_ids[sequence, following],
+        valid=is_there,
+        weight=decay ** (distance.flatten()[indices] - 1).float(),
+        sequence_sizes=sequence_sizes,
+        indices=indices,
+        normalizers=None if normalizers is None else normalizers.at(sequence, goal),
+    )
+
+
+def _sizes_of(has_loss: Bool[Tensor, "batch length"]) -> tuple[int, ...]:
+    """Return the number of positions with a loss in each sequence; all positions on meta."""
+    if has_loss.is_meta:
+        batch, count = has_loss.shape
+        return (count,) * batch
+    return tuple(has_loss.sum(dim=1).tolist())
+
+
+class TargetView(NamedTuple):
+    """Outputs of the frozen target for a batch.
+
+    Attributes:
+        tail_kv: keys and values of the tail layers; empty if there are no tail layers.
+        normalizers: normalizers of the target's distributions at temperature 1; None if they are
+            not known.
+    """
+
+    features: Float[Tensor, "batch length hidden"]
+    state: TargetState
+    embeddings: Float[Tensor, "batch length hidden"]
+    tail_input: Float[Tensor, "batch length hidden"] | None = None
+    tail_kv: TailKV = ()
+    normalizers: Normalizers | None = None
+
+    def to(self, dtype: torch.dtype) -> "TargetView":
+        """Return the view in `dtype`; normalizers and states of tail layers keep their dtypes."""
+        return self._replace(
+            features=self.features.to(dtype),
+            state=self.state.to(dtype),
+            embeddings=self.embeddings.to(dtype),
+            tail_input=None if self.tail_input is None else self.tail_input.to(dtype),
+        )
+
+
+@torch.no_grad()  # outputs of `inference_mode` could not be used in a backward pass
+def look_at_target(
+    target: TargetAdapter,
+    batch: Batch,
+    sources: StateSources,
+    cache: SlotCache,
+    tail: TargetTail | None = None,
+) -> TargetView:
+    """Run the target over the packed sequences and return its features and per-layer state.
+
+    Args:
+        cache: cache for all sequences of the batch. It must keep the hidden states that
+            `states_kept` lists; its content is overwritten.
+    """
+    output = read_batch(target, batch, cache)
+    slots = output.step.slots
+    state = sources.read(cache, slots)
+    view = TargetView(output.features, state, target.embed(batch.token_ids))
+    if tail is None:
+        return view
+    tail_input = cache.state(slots, StateSource("hidden", (tail.input_state,)))[:, :, 0]
+    return view._replace(tail_input=tail_input, tail_kv=tail.kv(cache, slots))
+
+
+def read_batch(target: TargetAdapter, batch: Batch, cache: SlotCache) -> StepOutput:
+    """Run the target over the packed sequences; the content of the cache is overwritten."""
+    slots = torch.arange(batch.token_ids.shape[1], device=batch.token_ids.device)
+    step = StepInput(
+        token_ids=batch.token_ids,
+        positions=batch.positions,
+        slots=slots.expand_as(batch.token_ids),
+        lengths=torch.zeros_like(batch.token_ids[:, 0]),
+        highest_slot=batch.token_ids.shape[1] - 1,
+        documents=batch.documents,
+    )
+    return target.forward(step, cache)
+
+
+def states_kept(sources: StateSources, tail: TargetTail | None) -> tuple[int, ...]:
+    """Return the indices of the hidden states that a cache must keep for `look_at_target`."""
+    wanted = {*sources.hidden_states, *(() if tail is None else (tail.input_state,))}
+    return tuple(sorted(wanted))

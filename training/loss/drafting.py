@@ -16,8 +16,7 @@ from jakiro.target.step import same_document
 from jakiro.target.tail import JoinedCache, TargetTail
 from moa.attention import KV, KVStore
 from moa.trunk import TrunkInputs
-from training.loss.batch import Batch
-from training.loss.views import TargetView
+from training.loss.batch import Batch, TargetView
 
 
 class _Halves(NamedTuple):
@@ -62,7 +61,7 @@ def draft_all_positions(
     halves = _Halves.of(drafter, recompute)
     if drafter.trunk.feature_input is None:
         return _from_memory(drafter, halves, view, batch, tail)
-    return _rolled_out(drafter, halves, view, batch, tail)
+    return _roll_out(drafter, halves, view, batch, tail)
 
 
 def _from_memory(
@@ -75,14 +74,14 @@ def _from_memory(
     causal = same_document(batch.documents) & (index <= index[:, None])
     for sample in range(batch.anchors.shape[1]):
         recent = causal & ((index > batch.anchors[:, sample, :, None]) | (index == index[:, None]))
-        own = torch.where(batch.is_narrow[:, None, None], recent, causal)
-        own = _own_mask(drafter, own, batch)
+        mask = torch.where(batch.is_narrow[:, None, None], recent, causal)
+        mask = _own_mask(drafter, mask, batch)
         inputs = _memory_inputs(drafter, encoded, batch, sample)._replace(earlier=earlier_tokens)
-        output = halves.draft(view.embeddings, batch.positions, own, inputs)
+        output = halves.draft(view.embeddings, batch.positions, mask, inputs)
         yield output if tail is None else through_tail(output, tail, view, batch, sample)
 
 
-def _rolled_out(
+def _roll_out(
     drafter: JakiroDrafter, halves: _Halves, view: TargetView, batch: Batch, tail: TargetTail | None
 ) -> Iterator[ExpertsOutput]:
     """Draft at distance 1 from the target's features, and at longer ones from the drafter's own.
@@ -98,7 +97,7 @@ def _rolled_out(
         3             first pass: ..., i - 2; second: i - 1; third: i
     """
     encoded = halves.encode_memory(view.state, batch.positions)
-    previous = _shifted(encoded[-1].squeeze(1), batch)
+    previous = _shift(encoded[-1].squeeze(1), batch)
     earlier_tokens = _earlier_embeddings(drafter, view.embeddings, batch)
     earlier = [_EarlierKV() for _ in drafter.trunk.kv_shapes]
     predicted = None if tail is None else JoinedCache(view.tail_kv, tail.input_state)
@@ -109,11 +108,11 @@ def _rolled_out(
         stores = tuple(layer.of_pass(sample) for layer in earlier)
         output = halves.draft(view.embeddings, batch.positions, mask, inputs, stores)
         if tail is not None and drafter.transfers:
-            output = _transferred(output, tail, view, batch, sample)
+            output = _transfer(output, tail, view, batch, sample)
         elif tail is not None and predicted is not None:
-            output = _rolled_through_tail(output, tail, batch, sample, predicted)
+            output = _roll_through_tail(output, tail, batch, sample, predicted)
         yield output
-        previous = _shifted(output.mean_feature, batch)
+        previous = _shift(output.mean_feature, batch)
 
 
 def _own_mask(
@@ -181,7 +180,7 @@ def _own_passes(batch: Batch, num_passes: int) -> list[Bool[Tensor, "batch lengt
     return [same & (behind == num_passes - number) for number in range(1, num_passes + 1)]
 
 
-def _shifted(
+def _shift(
     features: Float[Tensor, "batch length hidden"], batch: Batch
 ) -> Float[Tensor, "batch length hidden"]:
     """Return the features of the preceding positions; zeros at the first token of a document."""
@@ -195,8 +194,8 @@ def _earlier_embeddings(
     """Return the embeddings of the tokens before each position; None if the drafter reads none."""
     if not drafter.num_earlier:
         return None
-    several = [embeddings := _shifted(embeddings, batch) for _ in range(drafter.num_earlier)]
-    return torch.stack(several, dim=2)
+    earlier = [embeddings := _shift(embeddings, batch) for _ in range(drafter.num_earlier)]
+    return torch.stack(earlier, dim=2)
 
 
 def through_tail(
@@ -216,7 +215,7 @@ def through_tail(
     return _with_tail_output(output, tail, batch, [same & (index <= anchors), predicted], cache)
 
 
-def _rolled_through_tail(
+def _roll_through_tail(
     output: ExpertsOutput, tail: TargetTail, batch: Batch, sample: int, cache: JoinedCache
 ) -> ExpertsOutput:
     """Return the output of one rollout pass after the tail layers; all passes share `cache`."""
@@ -226,7 +225,7 @@ def _rolled_through_tail(
     return _with_tail_output(output, tail, batch, visible, cache)
 
 
-def _transferred(
+def _transfer(
     output: ExpertsOutput, tail: TargetTail, view: TargetView, batch: Batch, sample: int
 ) -> ExpertsOutput:
     """Return the output after the target's last layers, which read the states of all levels.

@@ -1,25 +1,20 @@
 """The heads of target and drafter, and the target's distributions over the draft vocabulary."""
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from jakiro.draft_head import DraftHead
-from training.loss.normalizers import Logits, Normalizers
+from training.loss.batch import Normalizers, indices_of
+
+Logits = Callable[[Tensor], Tensor]
 
 # Smallest log-probability. It is finite, so that its product with a probability of 0 is 0 even
 # where a head's logits are -inf.
 LOWEST = torch.finfo(torch.float32).min
-
-
-def keeps_logits(temperature: float) -> bool:
-    """Return whether logits are not divided by a temperature, which is 1 or 0 (greedy decoding).
-
-    The target's normalizers on disk, which belong to temperature 1, are used at no other one.
-    """
-    return temperature in (0, 1)
 
 
 class Heads(NamedTuple):
@@ -55,8 +50,11 @@ class Heads(NamedTuple):
 
     @property
     def keeps_logits(self) -> bool:
-        """Whether logits are not divided by the temperature."""
-        return keeps_logits(self.temperature)
+        """Whether logits are not divided by the temperature, which is 1 or 0 (greedy decoding).
+
+        The target's normalizers on disk, which belong to temperature 1, are used at no other one.
+        """
+        return self.temperature in (0, 1)
 
     def saves_time(self, num_uses: int) -> bool:
         """Return whether the target's normalizers should be computed once and kept.
@@ -70,7 +68,7 @@ class Heads(NamedTuple):
 
     def target_logits(self, features: Float[Tensor, "n hidden"]) -> Float[Tensor, "n vocab"]:
         """Return the target's logits divided by the temperature; at 0, they are not divided."""
-        return self._divided(self.target(features).float())
+        return self._divide(self.target(features).float())
 
     def log_probs_of_target(
         self, features: Float[Tensor, "n hidden"], known: Normalizers | None
@@ -86,7 +84,7 @@ class Heads(NamedTuple):
         if self.temperature == 0:
             return self._certain(features, known)
         if known is not None and self.target_drafted is not None:
-            logits = self._divided(self.target_drafted(features).float())
+            logits = self._divide(self.target_drafted(features).float())
             drafted = logits - known.log_sum.unsqueeze(1)
             best = known.best
         else:
@@ -107,7 +105,7 @@ class Heads(NamedTuple):
                 drafted = torch.arange(whole.shape[1], device=whole.device)
         return torch.where(drafted == best.unsqueeze(1), 0.0, LOWEST), best
 
-    def processed_draft(self, log_probs: Float[Tensor, "n drafted"]) -> Float[Tensor, "n drafted"]:
+    def process_draft(self, log_probs: Float[Tensor, "n drafted"]) -> Float[Tensor, "n drafted"]:
         """Return draft distributions at the temperature; at temperature 0, they are unchanged.
 
         Decoding uses the same distributions, except that it processes only those tokens that may be
@@ -115,9 +113,9 @@ class Heads(NamedTuple):
         """
         if self.keeps_logits:
             return log_probs
-        return self._divided(log_probs).log_softmax(dim=-1).clamp(min=LOWEST)
+        return self._divide(log_probs).log_softmax(dim=-1).clamp(min=LOWEST)
 
-    def _divided(self, values: Tensor) -> Tensor:
+    def _divide(self, values: Tensor) -> Tensor:
         """Return logits or log-probabilities divided by the temperature, unless it is 0."""
         return values if self.keeps_logits else values / self.temperature
 
@@ -128,3 +126,27 @@ def _drafted_by_target(head: DraftHead) -> Logits | None:
     if head.own is None and head.norm is None:
         return head.logits
     return DraftHead(head.target, head.token_ids).logits
+
+
+@torch.no_grad()
+def normalizers_of(
+    features: Float[Tensor, "batch length hidden"],
+    needed: Bool[Tensor, "batch length"],
+    logits: Logits,
+    chunk_size: int,
+) -> Normalizers:
+    """Return the normalizers of the target's distributions; zeros where they are not needed.
+
+    Args:
+        needed: positions at which the drafter learns the target's distribution.
+    """
+    result = Normalizers(
+        torch.zeros(needed.numel(), device=features.device),
+        torch.zeros(needed.numel(), dtype=torch.long, device=features.device),
+    )
+    flat = features.flatten(0, 1)
+    for chunk in indices_of(needed).split(chunk_size):
+        whole = logits(flat[chunk]).float()
+        result.log_sum[chunk] = whole.logsumexp(dim=-1)
+        result.best[chunk] = whole.argmax(dim=-1)
+    return Normalizers(*(part.view_as(needed) for part in result))

@@ -9,12 +9,9 @@ from torch import Tensor
 from torch.nn.functional import normalize, smooth_l1_loss
 
 from jakiro.experts import ExpertsOutput
-from training.loss.batch import Batch
-from training.loss.heads import Heads
-from training.loss.normalizers import Normalizers, normalizers_of
-from training.loss.positions import Examples, gather_examples
+from training.loss.batch import Batch, Examples, Normalizers, TargetView, gather_examples
+from training.loss.heads import Heads, normalizers_of
 from training.loss.settings import ObjectiveSettings
-from training.loss.views import TargetView
 from training.loss.vocab_losses import TermWeights, TokenResults, compare_distributions
 
 
@@ -46,8 +43,8 @@ def _sequence_loss(
     predicted: Tensor, goal: Tensor, target_best: Tensor, valid: Tensor, temperature: float
 ) -> Tensor:
     similarity = normalize(predicted, dim=-1) @ normalize(goal, dim=-1).mT / temperature
-    own = torch.eye(len(goal), dtype=torch.bool, device=goal.device)
-    excluded = ((target_best[:, None] == target_best) | ~valid) & ~own
+    is_positive = torch.eye(len(goal), dtype=torch.bool, device=goal.device)
+    excluded = ((target_best[:, None] == target_best) | ~valid) & ~is_positive
     return -similarity.masked_fill(excluded, float("-inf")).log_softmax(dim=-1).diagonal()
 
 
@@ -164,7 +161,7 @@ def drafter_loss(
             part.flatten(0, 1)[examples.indices].float().unsqueeze(1) for part in pair
         )
     feature = smooth_l1_loss(regressed, regressand, reduction="none").mean(dim=-1)
-    return _weighted(examples, results, token, feature, torch.stack(contrast, dim=1), settings)
+    return _weigh(examples, results, token, feature, torch.stack(contrast, dim=1), settings)
 
 
 def _level_weights(examples: Examples, settings: ObjectiveSettings) -> Float[Tensor, " levels"]:
@@ -173,7 +170,7 @@ def _level_weights(examples: Examples, settings: ObjectiveSettings) -> Float[Ten
     return torch.where(level > 0, settings.parallel_weight * decay, 1.0)
 
 
-def _weighted(
+def _weigh(
     examples: Examples,
     results: TokenResults,
     token: Tensor,

@@ -8,9 +8,8 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from jakiro.experts import joint_log_probs, posterior_log_weights
+from training.loss.batch import Examples, Normalizers
 from training.loss.heads import LOWEST, Heads
-from training.loss.normalizers import Normalizers
-from training.loss.positions import Examples
 from training.loss.settings import TokenLoss
 
 
@@ -110,35 +109,23 @@ def compare_distributions(
     parts = (features, log_weights, examples.targets, examples.next_tokens, importance, *kept)
     chunks = zip(*(part.detach().split(chunk_size) for part in parts), strict=True)
     learns = torch.is_grad_enabled() and features.requires_grad
-    totals, results, slopes, of_head = [], [], [], _HeadGradients(heads)
+    totals, results, slopes = [], [], []
+    of_head: list[Tensor] = []
     for chunk in chunks:
         chunk_total, chunk_results, gradients = _chunk(heads, kind, weights, learns, *chunk)
         totals.append(chunk_total)
         results.append(chunk_results)
         slopes.append(gradients[:2])
-        of_head.add(gradients[2:])
+        if not of_head:  # in float32, because half precision would lose small late gradients
+            of_head = [gradient.float() for gradient in gradients[2:]]
+            continue
+        for sum_so_far, gradient in zip(of_head, gradients[2:], strict=True):
+            sum_so_far += gradient
     total = torch.stack(totals).sum()
     if learns:
-        known = [torch.cat(column) for column in zip(*slopes, strict=True)] + of_head.sums
-        total = _WithGradients.apply(total, *known, features, log_weights, *heads.parameters)
+        saved = [torch.cat(column) for column in zip(*slopes, strict=True)] + of_head
+        total = _WithGradients.apply(total, *saved, features, log_weights, *heads.parameters)
     return total, TokenResults(*(torch.cat(column) for column in zip(*results, strict=True)))
-
-
-class _HeadGradients:
-    """Sums of the gradients of the draft head's parameters over the chunks so far."""
-
-    def __init__(self, heads: Heads) -> None:
-        self._parameters = heads.parameters
-        self.sums: list[Tensor] = []
-
-    def add(self, gradients: tuple[Tensor, ...]) -> None:
-        """Add the gradients of a chunk, which are empty if nothing is learned."""
-        if not self.sums:
-            # In float32, because half precision would lose small gradients of late chunks.
-            self.sums = [gradient.float() for gradient in gradients]
-            return
-        for total, gradient in zip(self.sums, gradients, strict=True):
-            total += gradient
 
 
 class _WithGradients(torch.autograd.Function):
@@ -192,8 +179,10 @@ def _chunk(
     *normalizers: Tensor,
 ) -> tuple[Tensor, TokenResults, tuple[Tensor, ...]]:
     inputs = (features.requires_grad_(learns), log_weights.requires_grad_(learns))
-    known = Normalizers(*normalizers) if normalizers else None
-    results = _token_results(heads, kind, *inputs, targets, next_tokens, weights.choice > 0, known)
+    of_target = Normalizers(*normalizers) if normalizers else None
+    results = _token_results(
+        heads, kind, *inputs, targets, next_tokens, weights.choice > 0, of_target
+    )
     loss = results.token_loss
     if weights != TermWeights():
         loss = weights.token * loss + weights.choice * results.choice_loss
@@ -210,20 +199,20 @@ def _token_results(
     targets: Tensor,
     next_tokens: Tensor,
     has_choice: bool,
-    known: Normalizers | None,
+    normalizers: Normalizers | None,
 ) -> TokenResults:
     weights = log_weights.float()
     levels: list[tuple[Tensor, ...]] = []
     for level in range(features.shape[1]):
         with torch.no_grad():
-            of_level = None if known is None else known.level(level)
+            of_level = None if normalizers is None else normalizers.level(level)
             target_probs, best = heads.log_probs_of_target(targets[:, level], of_level)
         joint = joint_log_probs(heads.draft(features[:, level]), weights)
         blended = _Blended.apply(joint)
         guess, drafted = blended.argmax(dim=-1), heads.token_ids
         if drafted is not None:
             guess = drafted[guess]
-        loss = token_losses(kind, target_probs, heads.processed_draft(blended))
+        loss = token_losses(kind, target_probs, heads.process_draft(blended))
         choice, used = torch.zeros_like(loss), weights
         is_last = level + 1 == features.shape[1]
         if has_choice or not is_last:
@@ -252,7 +241,7 @@ def at_token(
     indices = tokens
     if drafted is not None:
         indices = torch.searchsorted(drafted, tokens.contiguous()).clamp(max=len(drafted) - 1)
-    found = joint.gather(2, indices[:, None, None].expand(-1, joint.shape[1], 1)).squeeze(2)
+    at_index = joint.gather(2, indices[:, None, None].expand(-1, joint.shape[1], 1)).squeeze(2)
     if drafted is None:
-        return found
-    return torch.where((drafted[indices] == tokens)[:, None], found, float("-inf"))
+        return at_index
+    return torch.where((drafted[indices] == tokens)[:, None], at_index, float("-inf"))

@@ -15,8 +15,14 @@ from jakiro.utils.pretrained import TORCH_DTYPES, Kind, choose_device
 from jakiro.utils.wording import counted
 from training.config import TrainSettings
 from training.module import TrainingModule
-from training.planning.simulation import Simulation, drafter_on_meta, simulate, target_on_meta
-from training.planning.zero_memory import StateBytes, state_bytes
+from training.planning.memory import (
+    Simulation,
+    StateBytes,
+    drafter_on_meta,
+    simulate,
+    state_bytes,
+    target_on_meta,
+)
 from training.setup.adapters import add_adapters
 from training.setup.preparation import count_steps
 
@@ -111,8 +117,8 @@ def choose_micro_batch(
     settings: TrainSettings, num_processes: int, memory: int, device: Kind | None = None
 ) -> TrainSettings:
     """Return the settings with the largest micro-batch that fits into a device's memory."""
-    own = _with_micro_batch(settings, 1).batch.accumulation(num_processes)
-    sizes = [size for size in range(1, own + 1) if own % size == 0]
+    largest = _with_micro_batch(settings, 1).batch.accumulation(num_processes)
+    sizes = [size for size in range(1, largest + 1) if largest % size == 0]
     with_length = count_steps(settings)
 
     def needed(size: int) -> int:

@@ -13,7 +13,7 @@ from jakiro.utils.gguf import default_dtype
 from jakiro.utils.packaged import config_names, config_path
 from jakiro.utils.settings import read_layered_yaml
 from training.input_settings import TargetSettings
-from training.planning.simulation import target_on_meta
+from training.planning.memory import target_on_meta
 from training.setup.target_layer import layers_of
 
 _MOST_HELD_OUT = 32
@@ -79,7 +79,9 @@ def _standard(target: TargetAdapter) -> str:
     layers = fused_states(target.spec.num_hidden_states)
     return _DRAFTER.format(
         states="null" if layers is None else list(layers),
-        form="".join(f", {key}: {json.dumps(own)}" for key, own in attention_form(target).items()),
+        form="".join(
+            f", {key}: {json.dumps(value)}" for key, value in attention_form(target).items()
+        ),
         reads="its last hidden state" if layers is None else "an early, a middle and a late state",
         intermediate_size=_intermediate_size(target),
     )
@@ -87,7 +89,9 @@ def _standard(target: TargetAdapter) -> str:
 
 def _named(name: str, target: TargetAdapter) -> str:
     """Return the sections of a file in `configs/drafters`, fitted to a target."""
-    names = sorted(each.removeprefix("drafters/") for each in config_names() if "drafters/" in each)
+    names = sorted(
+        path_of.removeprefix("drafters/") for path_of in config_names() if "drafters/" in path_of
+    )
     if name not in names:
         raise ConfigError(f"there is no drafter {name!r}", expected=f"one of {', '.join(names)}")
     path = Path("drafters", name)

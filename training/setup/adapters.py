@@ -81,16 +81,16 @@ def save_adapters(drafter: JakiroDrafter, folder: Path, base: str) -> None:
 
 def adapted_names(drafter: JakiroDrafter, settings: LoraSettings) -> set[str]:
     """Return the names of the layers that get adapters."""
-    known = [name for kind in adaptable(drafter) for name in kind]
+    all_names = [name for kind in adaptable(drafter) for name in kind]
     if settings.targets is None:
-        return {name for name in known if not name.endswith("router")}
+        return {name for name in all_names if not name.endswith("router")}
     adapted: set[str] = set()
     for target in settings.targets:
-        names = {name for name in known if f".{name}".endswith(f".{target}")}
+        names = {name for name in all_names if f".{name}".endswith(f".{target}")}
         if not names:
             raise ConfigError(
                 "lora.targets names a layer that the drafter does not have",
-                expected=f"one of these names, or the end of one of them: {', '.join(known)}",
+                expected=f"one of these names, or the end of one of them: {', '.join(all_names)}",
                 got=target,
             )
         adapted |= names

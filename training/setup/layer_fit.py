@@ -27,8 +27,7 @@ from torch.nn.functional import pad
 from jakiro.drafter import JakiroDrafter
 from jakiro.errors import NumericalError
 from jakiro.target.adapter import TargetAdapter
-from training.loss.batch import Batch
-from training.loss.views import read_batch
+from training.loss.batch import Batch, read_batch
 from training.setup.target_layer import LayerFeedForward, layers_of
 
 
@@ -57,22 +56,22 @@ def read_positions(drafter: JakiroDrafter, target: TargetAdapter, batch: Batch) 
     output = read_batch(target, batch, cache)
     features = output.features.to(dtype)
     embeddings = target.embed(batch.token_ids).to(dtype)
-    tokens, before = feature_input.normed(embeddings, _shifted(features)).chunk(2, dim=-1)
+    tokens, before = feature_input.normed(embeddings, _shift(features)).chunk(2, dim=-1)
     fused = None
     if settings.trunk.fusion_layers is not None:
         states = sources.read(cache, output.step.slots).features
         assert states is not None
-        fused = _shifted(states.flatten(2).to(dtype))
+        fused = _shift(states.flatten(2).to(dtype))
     return DrafterInputs(tokens, before, fused, None if settings.tail_layers else features)
 
 
-def _shifted(states: Float[Tensor, "batch length _"]) -> Float[Tensor, "batch length _"]:
+def _shift(states: Float[Tensor, "batch length _"]) -> Float[Tensor, "batch length _"]:
     """Return the states of the preceding positions; zeros at the first position."""
     return torch.cat((torch.zeros_like(states[:, :1]), states[:, :-1]), dim=1)
 
 
 @contextmanager
-def observed(layer: nn.Module, down: nn.Module | None) -> Iterator[dict[str, Tensor]]:
+def observe(layer: nn.Module, down: nn.Module | None) -> Iterator[dict[str, Tensor]]:
     """Yield a dictionary that receives a layer's inputs, outputs, and feed-forward activations.
 
     Args:
@@ -183,16 +182,16 @@ def _sums_of(
     batch: Batch,
 ) -> _Sums:
     down = None if feed_forward is None else feed_forward.module
-    with observed(layer, down) as seen:
-        own = read_positions(drafter, target, batch)
-    known = (batch.positions > 0) & (batch.documents >= 0)
-    parts = {name: part[known].float() for name, part in seen.items()}
+    with observe(layer, down) as seen:
+        drafted = read_positions(drafter, target, batch)
+    is_used = (batch.positions > 0) & (batch.documents >= 0)
+    parts = {name: part[is_used].float() for name, part in seen.items()}
     inputs, outputs = parts["inputs"], parts["outputs"]
-    predicted = outputs if own.predicted is None else own.predicted[known].float()
-    read = _columns(own, known)
-    wanted = inputs if own.fused is None else inputs.repeat(2, 1)
+    predicted = outputs if drafted.predicted is None else drafted.predicted[is_used].float()
+    read = _columns(drafted, is_used)
+    wanted = inputs if drafted.fused is None else inputs.repeat(2, 1)
     return _Sums(
-        num_tokens=known.sum(),
+        num_tokens=is_used.sum(),
         read=read.T @ read,
         wanted=read.T @ wanted,
         inputs=inputs.square().sum(0),
@@ -203,7 +202,7 @@ def _sums_of(
 
 
 def _columns(
-    inputs: DrafterInputs, known: Bool[Tensor, "batch length"]
+    inputs: DrafterInputs, is_used: Bool[Tensor, "batch length"]
 ) -> Float[Tensor, "tokens read"]:
     """Return the drafter's inputs as one row per token, or two rows if there are fused states.
 
@@ -211,11 +210,11 @@ def _columns(
     first rows    e       f         1          0
     second rows   e       0         1          u
     """
-    tokens, features = (part[known].float() for part in (inputs.tokens, inputs.features))
+    tokens, features = (part[is_used].float() for part in (inputs.tokens, inputs.features))
     columns = pad(torch.cat((tokens, features), dim=1), (0, 1), value=1.0)
     if inputs.fused is None:
         return columns
-    fused = inputs.fused[known].float()
+    fused = inputs.fused[is_used].float()
     with_fused = (tokens, torch.zeros_like(features), torch.ones_like(columns[:, :1]), fused)
     return torch.cat((pad(columns, (0, fused.shape[1])), torch.cat(with_fused, dim=1)))
 

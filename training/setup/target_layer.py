@@ -61,17 +61,6 @@ def _without_bias(linear: Any) -> Iterator[None]:
         linear.bias = bias
 
 
-def left_behind_by(
-    part: nn.Module, linears: Collection[str], norm: nn.Module | None
-) -> tuple[str, ...]:
-    """Return the names of parameters that neither `matrix_of` nor `gain_of` reads."""
-    # In a layer with adapters, PEFT stores the original layer as `base_layer`.
-    names = [name.replace("base_layer.", "") for name, _ in part.named_parameters()]
-    own = [name for name in names if name.split(".")[0] not in linears or name.endswith(".bias")]
-    of_norm = [] if norm is None else [name for name, _ in norm.named_parameters()]
-    return (*own, *(f"norm.{name}" for name in of_norm if name != "weight"))
-
-
 _POSITIONS = 8  # number of positions at which keys are compared
 _TOLERANCE = 0.02  # share of the keys' mean magnitude, above the rounding error of half precision
 
@@ -133,8 +122,6 @@ class LayerAttention(NamedTuple):
         bias: bias of queries, keys and values, in this order; zeros where a layer has none.
         head_gains: gains of the norms of each query and of each key; None if the layer has no such
             norms, or norms over all heads together.
-        left_behind: names of parameters that only some trunks have, such as biases and norms of
-            heads, or that no trunk has.
     """
 
     query: Float[Tensor, "queries hidden"]
@@ -145,7 +132,6 @@ class LayerAttention(NamedTuple):
     bias: Float[Tensor, " projected"]
     output_bias: Float[Tensor, " hidden"]
     head_gains: tuple[Float[Tensor, " dim"], Float[Tensor, " dim"]] | None
-    left_behind: tuple[str, ...]
 
 
 @torch.no_grad()
@@ -178,7 +164,6 @@ def read_attention(target: TargetAdapter, index: int, heads: AttentionShape) -> 
         bias=torch.cat((query_bias * factor, key_bias, value_bias)),
         output_bias=output_bias * residual_factor_of(layer),
         head_gains=None if gains is None else (gains[0] * factor, gains[1]),
-        left_behind=left_behind_by(attention, _PROJECTIONS, norm),
     )
 
 
@@ -306,7 +291,6 @@ class LayerFeedForward(NamedTuple):
     up: Float[Tensor, "units hidden"]
     down: Float[Tensor, "hidden units"]
     gain: Float[Tensor, " hidden"]
-    left_behind: tuple[str, ...]
     module: nn.Module
 
 
@@ -333,6 +317,5 @@ def read_feed_forward(target: TargetAdapter, index: int) -> LayerFeedForward | N
         up=up,
         down=down * residual_factor_of(layer),
         gain=gain_of(norm, gate),
-        left_behind=left_behind_by(part, _FEED_FORWARD_PROJECTIONS, norm),
         module=part.down_proj,
     )

@@ -132,7 +132,7 @@ class TargetStateIndex(Settings):
 
     Attributes:
         widths: number of values per position, by name of the part; see
-            `training.target_states.states`.
+            `training.target_states.store`.
         micro_batch_size: number of sequences that the target read at a time, which affects
             rounding.
         has_normalizers: whether shards also contain the normalizers of the target's distributions,

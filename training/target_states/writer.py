@@ -21,9 +21,8 @@ from jakiro.utils.logs import get_logger
 from jakiro.utils.pretrained import TORCH_DTYPES
 from jakiro.utils.wording import counted, summary_of
 from training.data.packing import collate
-from training.loss.batch import Batch
-from training.loss.normalizers import Normalizers, normalizers_of
-from training.loss.views import read_batch
+from training.loss.batch import Batch, Normalizers, read_batch
+from training.loss.heads import normalizers_of
 from training.setup.preparation import RunInputs
 from training.target_states.index import (
     NORMALIZERS,
@@ -34,11 +33,11 @@ from training.target_states.index import (
     packed_sequence,
     read_index,
 )
-from training.target_states.states import States, needs_normalizers
-
-SHARD_BYTES = 2 * 2**30  # approximate size of a shard, which is in memory until it is written
+from training.target_states.store import States, needs_normalizers
 
 _logger = get_logger(__name__)
+
+SHARD_BYTES = 2 * 2**30  # approximate size of a shard, which is in memory until it is written
 
 Advance = Callable[[int], None]
 
@@ -56,7 +55,7 @@ class TargetStateWriter:
         self._dtype = TORCH_DTYPES[inputs.settings.target_states.dtype]
         self._states = States.needed_by(inputs.drafter_config)
         self.folder = ensure_writable_folder(folder)
-        self.index = self._joined_index(self._new_index(shard_bytes))
+        self.index = self._join_index(self._new_index(shard_bytes))
         # All shards are written with the same size, because rounding may depend on the size.
         self._micro_batch_size = self.index.micro_batch_size
         if self._micro_batch_size != (wanted := inputs.settings.batch.micro_batch_size):
@@ -132,7 +131,7 @@ class TargetStateWriter:
         # The file of a lock stays: after its removal, two processes could lock two files.
         return FileLock(self.folder / f".{name}.lock")
 
-    def _joined_index(self, fresh: TargetStateIndex) -> TargetStateIndex:
+    def _join_index(self, fresh: TargetStateIndex) -> TargetStateIndex:
         """Return the index of the folder, which gets the fresh one if it has none."""
         with self._lock("index"):
             index = read_index(self.folder)
@@ -209,7 +208,7 @@ class TargetStateWriter:
             numbers = sequences[begin : begin + self._micro_batch_size]
             batch = self._batch(numbers)
             output = read_batch(target, batch, cache)
-            taken = states.taken_from(output)
+            taken = states.take_from(output)
             if self.index.has_normalizers:
                 taken |= self._normalizers(output.features, batch)._asdict()
             for name, part in taken.items():

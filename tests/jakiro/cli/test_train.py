@@ -16,7 +16,7 @@ from jakiro.drafter import JakiroDrafter
 from jakiro.errors import ConfigError
 from jakiro.utils import progress
 from jakiro.utils.settings import dump_settings
-from training.distributed.launch import LaunchOptions, command
+from training.launch import LaunchOptions, command
 
 REPOSITORY = Path(__file__).parents[3]
 

@@ -45,13 +45,6 @@ def test_a_text_is_all_response_and_ends_with_the_end_of_sequence() -> None:
     assert tokenizer.decode(document.token_ids[:-1].tolist()) == TEXTS[0]
 
 
-def test_a_text_that_was_cut_ends_where_it_was_cut() -> None:
-    tokenizer = tiny_tokenizer()
-    whole, cut = encode(tokenizer, {"text": TEXTS[0]}, {"text": TEXTS[0], "is_cut": True})
-    assert cut.is_response.all()
-    assert cut.token_ids.tolist() == whole.token_ids[:-1].tolist()
-
-
 @pytest.mark.parametrize("mark", [{"weight": 0}, {"train": False}, {"loss": 0.0}])
 def test_turns_that_say_so_are_not_learned(mark: dict[str, Any]) -> None:
     tokenizer = tiny_tokenizer(CHAT_TEMPLATE)
@@ -138,25 +131,6 @@ def test_a_token_that_the_target_does_not_have_is_named(fields: dict[str, Any]) 
     highest = max(encode(tokenizer, fields, vocab_size=300)[0].token_ids)
     with pytest.raises(DataError, match=rf"file:1 has a token .* got: {highest};"):
         encode(tokenizer, fields, vocab_size=int(highest))
-
-
-def test_a_tokenizer_without_a_template_is_not_a_fault_of_a_record() -> None:
-    with pytest.raises(DataError, match="no chat template"):
-        encode(tiny_tokenizer(), {"messages": CHAT}, intake=Intake(is_skipping=True))
-
-
-@pytest.mark.parametrize(
-    ("template", "message"),
-    [
-        (None, "no chat template"),
-        ("{{ raise_exception('roles must alternate') }}", "rejects file:1.*roles must"),
-        ("x{% if messages|length > 1 %}{% endif %}", "file:1 has no response"),
-        ("{% for m in messages[2:3] %}{{ m.content }}{% endfor %}", "file:1 has no prompt"),
-    ],
-)
-def test_an_unsuitable_template_is_explained(template: str | None, message: str) -> None:
-    with pytest.raises(DataError, match=message):
-        encode(tiny_tokenizer(template), {"messages": CHAT[:3]})
 
 
 def test_all_forms_of_conversations_are_read_alike_and_in_order() -> None:

@@ -8,7 +8,7 @@ from helpers.tokenizers import tiny_tokenizer
 from helpers.training import CHAT_TEMPLATE
 
 from training.data.regeneration import Answer, new_fields
-from training.data.sources import Record, RecordError
+from training.data.sources import Record
 
 TOKENIZER = tiny_tokenizer(CHAT_TEMPLATE)
 CHAT = [
@@ -53,14 +53,6 @@ def test_a_question_includes_the_new_answers_before_it() -> None:
     ]
 
 
-def test_conversations_in_another_form_become_messages() -> None:
-    turns = [{"from": "human", "value": "?"}, {"from": "gpt", "value": "!"}]
-    _, record = _regenerated({"conversations": turns}, _answer("Yes."))
-    assert record == {
-        "messages": [{"role": "user", "content": "?"}, {"role": "assistant", "content": "Yes."}]
-    }
-
-
 @pytest.mark.parametrize(("prompt_tokens", "kept"), [(3, 3), (100, 6)])
 def test_a_text_keeps_its_first_tokens_but_at_most_half_of_them(
     prompt_tokens: int, kept: int
@@ -99,18 +91,6 @@ def test_tool_calls_stay_because_their_results_follow() -> None:
     assert got["messages"][:3] == chat[:3]
     assert got["messages"][3]["content"] == "Two."
     assert got["tools"] == fields["tools"]
-
-
-@pytest.mark.parametrize(
-    ("fields", "message"),
-    [
-        ({"text": "a"}, "contains no text to be continued"),
-        ({"input_ids": [1, 2], "loss_mask": [0, 0]}, "no prompt before a response"),
-    ],
-)
-def test_a_record_without_a_beginning_is_refused(fields: dict[str, Any], message: str) -> None:
-    with pytest.raises(RecordError, match=message):
-        next(new_fields(Record(fields, "data.jsonl:1"), TOKENIZER, 8, ask))
 
 
 @pytest.mark.parametrize("fields", [{"messages": CHAT[:1]}, {"text": "ab"}])

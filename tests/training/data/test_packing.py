@@ -48,33 +48,6 @@ def test_every_token_with_a_neighbor_appears_once_and_documents_stay_whole(
     assert sequences.padding == pytest.approx(1 - len(seen) / (len(sequences) * sequence_length))
 
 
-def test_padding_stays_under_five_percent_on_conversations_of_many_lengths() -> None:
-    lengths = np.random.default_rng(0).lognormal(5.5, 1.0, 3000).astype(int).clip(8)
-    sequences = PackedSequences(store_of(lengths.tolist()), range(len(lengths)), 2048)
-    assert 1 - lengths.sum() / (len(sequences) * 2048) < 0.05
-
-
-def test_a_piece_without_responses_is_not_packed() -> None:
-    store = store_of([10, 10])
-    store.is_response[:10] = False
-    store.is_response[3] = True
-    sequences = PackedSequences(store, range(2), 5)
-    tokens = np.concatenate(
-        [sequences.sequence(index).token_ids for index in range(len(sequences))]
-    )
-    assert sorted(tokens.tolist()) == [*range(5), *range(10, 20)]
-    assert sequences.left_out == [5]
-    assert (sequences.num_split, sequences.num_documents, len(sequences)) == (2, 2, 3)
-
-
-@pytest.mark.parametrize("documents", [[0], [1], []])
-def test_only_the_given_documents_are_packed(documents: list[int]) -> None:
-    sequences = PackedSequences(store_of([4, 4]), documents, 8)
-    packed = [sequences.sequence(index) for index in range(len(sequences))]
-    tokens = [token for part in packed for token in part.token_ids[part.is_response]]
-    assert tokens == [token for index in documents for token in range(4 * index, 4 * index + 4)]
-
-
 def test_a_report_gives_counts_and_advice_against_much_padding() -> None:
     store = store_of([5] * 9 + [11])
     counts = ReadCounts(
@@ -167,21 +140,3 @@ def test_split_pieces_carry_their_responses_and_dropped_pieces_are_counted(
     assert sequences.padding == pytest.approx(
         1 - len(seen) / max(1, len(sequences) * sequence_length)
     ) or (not len(sequences))
-
-
-@pytest.mark.parametrize("split", ["never", "texts"])
-def test_a_piece_of_one_token_is_dropped_and_counted(split: Split) -> None:
-    sequences = PackedSequences(store_of([3, 3, 3]), range(3), 2, split)
-    assert sequences.left_out == [1, 1, 1]
-    assert all(len(tokens) == 2 for tokens, _ in pieces_of(sequences))
-    sequences = PackedSequences(store_of([LENGTH + 1]), range(1), LENGTH, split)
-    assert (len(sequences), sequences.left_out, sequences.padding) == (1, [1], 0)
-
-
-def test_documents_that_fit_well_are_not_split_for_the_rest() -> None:
-    lengths = np.random.default_rng(0).integers(10, 60, 400).tolist()
-    whole, same = (
-        PackedSequences(store_of(lengths), range(400), LENGTH, split) for split in ("never", "all")
-    )
-    assert same.num_split == 0
-    assert pieces_of(same) == pieces_of(whole)

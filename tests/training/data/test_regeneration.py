@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 import torch
 from helpers.models import tiny_drafter, tiny_llama
-from helpers.templates import family_tokenizer
 from helpers.tokenizers import tiny_tokenizer
 from helpers.training import CHAT_TEMPLATE, TEXTS, write_jsonl
 from transformers import LlamaForCausalLM
@@ -18,11 +17,9 @@ from inference.drafters.aded.drafter import AdedDrafter
 from inference.drafters.combined.drafter import CombinedDrafter
 from inference.drafters.lookup import LookupDrafter
 from inference.drafters.small_lm import SmallLMDrafter
-from inference.engine.loop import DecodeRun
 from jakiro.errors import ConfigError, DataError
 from jakiro.target.adapter import TargetAdapter
-from training.data.generation_settings import RegenerationSettings
-from training.data.output_file import OutputFile
+from training.data.generation import OutputFile, RegenerationSettings
 from training.data.regeneration import (
     RegenerationCounts,
     Regenerator,
@@ -96,14 +93,6 @@ def test_every_answer_is_what_the_target_generates_after_the_answers_before(
                 expected = expected.rstrip("\ufffd")
             assert record["messages"][index]["role"] == "assistant"
             assert record["messages"][index]["content"] == expected
-
-
-def test_a_question_is_answered(target: LlamaForCausalLM, tmp_path: Path) -> None:
-    turns = CHATS[0][:1]
-    data = write_jsonl(tmp_path / "data.jsonl", [{"messages": turns}, {"messages": CHATS[0][:2]}])
-    write(regenerator(target), data, tmp_path / "out.jsonl")
-    alone, answered = records_of(tmp_path / "out.jsonl")
-    assert alone["messages"] == answered["messages"]
 
 
 @pytest.mark.parametrize("settings", [{}, {"temperature": 1.0, "seed": 3}], ids=str)
@@ -203,18 +192,6 @@ def test_a_file_made_with_other_settings_or_another_target_or_data_is_refused(
         write(regenerator(target), data, out)
 
 
-def test_a_file_has_one_writer(target: LlamaForCausalLM, data: Path, tmp_path: Path) -> None:
-    writer, out = regenerator(target), tmp_path / "out.jsonl"
-    write(writer, data, out)
-    lock = (tmp_path / ".out.jsonl.lock").stat().st_ino
-    facts = json.loads(out.with_name("out.jsonl.settings").read_text())
-    with OutputFile(out).claim(facts), pytest.raises(ConfigError, match="another process"):
-        write(writer, data, out)
-    assert (tmp_path / ".out.jsonl.lock").stat().st_ino == lock  # all processes lock one file
-    with pytest.raises(ConfigError, match=r"\.jsonl"):
-        OutputFile(tmp_path / "out.txt")
-
-
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
@@ -232,31 +209,3 @@ def test_an_unusable_record_is_named_or_skipped_and_counted(
     out = tmp_path / "skipping.jsonl"
     assert write(regenerator(target, skip_bad_records=True), data, out).left_out == 1
     assert [record["record"] for record in records_of(out)] == [1, 3]
-
-
-@pytest.fixture
-def thinking() -> SpeculativeDecoder:
-    tokenizer = family_tokenizer("qwen3")
-    model = tiny_llama(vocab=len(tokenizer), max_position_embeddings=256)
-    return SpeculativeDecoder(model, tokenizer=tokenizer)
-
-
-def test_questions_are_what_decoding_reads_if_the_template_drops_earlier_reasoning(
-    thinking: SpeculativeDecoder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    asked: list[list[int]] = []
-    original = SpeculativeDecoder.start
-
-    def recording(self: SpeculativeDecoder, prompts: Any, **options: Any) -> DecodeRun:
-        asked.extend(prompts)
-        return original(self, prompts, **options)
-
-    monkeypatch.setattr(SpeculativeDecoder, "start", recording)
-    data = write_jsonl(tmp_path / "data.jsonl", [RECORDS[0]])
-    write(Regenerator(thinking, RegenerationSettings(max_new_tokens=9)), data, tmp_path / "o.jsonl")
-    (record,) = records_of(tmp_path / "o.jsonl")
-    assert thinking.tokenizer is not None
-    for question, index in zip(asked, (1, 3), strict=True):
-        assert question == thinking.tokenizer.apply_chat_template(
-            record["messages"][:index], add_generation_prompt=True, return_dict=False
-        )

@@ -35,13 +35,6 @@ def test_a_folder_stands_for_its_data_files_in_order(tmp_path: Path) -> None:
     assert [fields for fields, _ in read(tmp_path)] == RECORDS
 
 
-def test_empty_lines_are_skipped_but_counted(tmp_path: Path) -> None:
-    path = tmp_path / "a.jsonl"
-    path.write_text('{"text": "one"}\n\n{"text": "two"}\n')
-    assert [location for _, location in read(path)] == [f"{path}:1", f"{path}:3"]
-    assert [record.number for record in Source(str(path)).records()] == [1, 3]
-
-
 @pytest.mark.parametrize(
     ("name", "content", "message"),
     [
@@ -59,16 +52,6 @@ def test_an_unusable_file_or_line_is_named(
     (tmp_path / name).write_text(content)
     with pytest.raises(DataError, match=message):
         list(read_all(find_sources([str(tmp_path / name)]), Intake()))
-
-
-def test_the_advice_to_skip_a_record_is_given_where_that_is_possible(tmp_path: Path) -> None:
-    path = tmp_path / "a.jsonl"
-    path.write_text("[]\n")
-    for choice in (None, False):
-        with pytest.raises(DataError) as found:
-            list(Source(str(path)).records(Intake(choice)))
-        assert ("--skip-bad-records" in str(found.value)) == (choice is False)
-    assert not list(Source(str(path)).records(Intake(True)))
 
 
 @pytest.mark.parametrize(
@@ -98,22 +81,6 @@ def test_a_data_set_by_name_is_read_through_the_datasets_library(
     assert source.fingerprint() == source.fingerprint() != ""
     with pytest.raises(DataError, match="cannot load the dataset"):
         list(Source(name, "no such split").records())
-
-
-def test_a_name_that_is_not_a_path_is_a_data_set_of_the_hub_with_its_split() -> None:
-    assert find_sources(["org/chats", "org/chats:test"]) == (
-        Source("org/chats", "train"),
-        Source("org/chats", "test"),
-    )
-
-
-def test_malformed_lines_can_be_skipped_and_are_counted(tmp_path: Path) -> None:
-    path = tmp_path / "a.jsonl"
-    path.write_text('{"text": "one"}\n{"text\n[1]\n{"text": "two"}\n')
-    (source,) = find_sources([str(path)])
-    intake = Intake(is_skipping=True)
-    assert [record.fields for record in source.records(intake)] == RECORDS
-    assert (intake.num_records, intake.num_skipped) == (4, 2)
 
 
 def test_the_fingerprint_follows_the_content_not_the_name(tmp_path: Path) -> None:

@@ -5,32 +5,43 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from helpers.models import tiny_llama
 from helpers.templates import CHATML, family_tokenizer
 from helpers.tokenizers import tiny_tokenizer
 from transformers import LlamaForCausalLM
 
 from inference import SpeculativeDecoder
-from inference.drafters.lookup import LookupDrafter
 from jakiro.errors import DataError
-from training.data.chat import Chat
+from training.data.dialogues import Dialogue
 from training.data.documents import encode_documents
-from training.data.generation_settings import SynthesisSettings
-from training.data.output_file import OutputFile
-from training.data.rendering import render_user_opening
+from training.data.generation import OutputFile, SynthesisSettings
+from training.data.rendering import Chat, render_user_opening
 from training.data.sources import find_sources
-from training.data.synthesis import SynthesisCounts, Synthesizer
+from training.data.synthesis import (
+    Candidate,
+    InLoop,
+    SynthesisCounts,
+    Synthesizer,
+    ends_in_loop,
+    repeats,
+    wanted_kind,
+)
 
 TOKENIZER = tiny_tokenizer(CHATML)
 SMALL = {"conversations": 6, "max_question_tokens": 24, "max_new_tokens": 12, "seed": 3}
 
 
 def _write(
-    target: LlamaForCausalLM, path: Path, tokenizer: Any = TOKENIZER, **changes: Any
+    target: LlamaForCausalLM,
+    path: Path,
+    tokenizer: Any = TOKENIZER,
+    kind_of_writer: type[Synthesizer] = Synthesizer,
+    **changes: Any,
 ) -> tuple[list[dict[str, Any]], SynthesisCounts]:
     settings = SynthesisSettings(**{**SMALL, **changes})
     decoder = SpeculativeDecoder(target, tokenizer=tokenizer)
-    counts = Synthesizer(decoder, settings).write(OutputFile(path))
+    counts = kind_of_writer(decoder, settings).write(OutputFile(path))
     return [json.loads(line) for line in path.read_text().splitlines()], counts
 
 
@@ -54,17 +65,60 @@ def test_conversations_alternate_and_are_data_that_training_reads(
     assert len(documents) == 6
 
 
-def test_a_drafter_writes_the_same_greedy_answers(target: LlamaForCausalLM, tmp_path: Path) -> None:
-    settings = SynthesisSettings(**SMALL, greedy=1.0)
-    alone, _ = _write(target, tmp_path / "alone.jsonl", greedy=1.0)
-    decoder = SpeculativeDecoder(target, LookupDrafter(), TOKENIZER, tree="fixed")
-    output = OutputFile(tmp_path / "drafted.jsonl")
-    Synthesizer(decoder, settings).write(output)
-    by_question = {r["messages"][0]["content"]: r["messages"][1] for r in alone}
-    shared = [r for r in output.records() if r["messages"][0]["content"] in by_question]
-    for record in shared:
-        question, answer = record["messages"][:2]
-        assert by_question[question["content"]] == answer
+@pytest.mark.parametrize(
+    ("greedy", "multi_turn"), [(0.0, 0.3), (0.1, 1.0), (0.3, 0.3), (0.5, 0.0), (1.0, 0.3)]
+)
+def test_every_share_is_as_close_to_its_setting_as_it_can_be(
+    greedy: float, multi_turn: float
+) -> None:
+    settings = SynthesisSettings(conversations=1, greedy=greedy, multi_turn=multi_turn)
+    kinds = [wanted_kind(settings, number) for number in range(1, 101)]
+    for total in range(1, 101):
+        num_greedy = sum(is_greedy for is_greedy, _ in kinds[:total])
+        assert abs(num_greedy - greedy * total) <= 0.5 + 1e-9
+        for kind, size in ((True, num_greedy), (False, total - num_greedy)):
+            num_multi_turn = kinds[:total].count((kind, True))
+            assert abs(num_multi_turn - multi_turn * size) <= 0.5 + 1e-9
+
+
+class Choosy(Synthesizer):
+    """Drops two of three attempts at greedy answers."""
+
+    def _answer(self, candidate: Candidate, turn: int) -> Dialogue[dict[str, Any] | None]:
+        answer = yield from super()._answer(candidate, turn)
+        return None if candidate.is_greedy and candidate.attempt % 3 < 2 else answer
+
+
+class Forbidding(Synthesizer):
+    """Drops all answers that are greedy."""
+
+    def _answer(self, candidate: Candidate, turn: int) -> Dialogue[dict[str, Any] | None]:
+        answer = yield from super()._answer(candidate, turn)
+        return None if candidate.is_greedy else answer
+
+
+@pytest.mark.slow
+def test_shares_depend_neither_on_dropped_attempts_nor_on_batches_nor_on_interruptions(
+    target: LlamaForCausalLM, tmp_path: Path
+) -> None:
+    changes: dict[str, Any] = {"kind_of_writer": Choosy, "multi_turn": 0.5, "greedy": 0.25}
+    whole, counts = _write(target, tmp_path / "whole.jsonl", conversations=12, **changes)
+    assert sum(counts.dropped.values()) > 0
+    assert counts.greedy == sum(record["messages"][1]["greedy"] for record in whole) == 3
+    path = tmp_path / "parts.jsonl"
+    for conversations, size in ((1, 1), (9, 5), (12, 3)):
+        parts = {"conversations": conversations, "batch_size": size}
+        records, _ = _write(target, path, **parts, **changes)
+        assert records == whole[:conversations]
+    assert path.read_bytes() == (tmp_path / "whole.jsonl").read_bytes()
+
+
+def test_a_kind_without_usable_answers_is_given_up(
+    target: LlamaForCausalLM, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("training.data.synthesis.LONGEST_SILENCE", 20)
+    with pytest.raises(DataError, match=r"20 attempts in a row .*--greedy"):
+        _write(target, tmp_path / "own.jsonl", kind_of_writer=Forbidding, greedy=1.0)
 
 
 def test_base_models_write_texts(target: LlamaForCausalLM, tmp_path: Path) -> None:
@@ -80,14 +134,6 @@ def test_base_models_write_texts(target: LlamaForCausalLM, tmp_path: Path) -> No
     documents = encode_documents(tiny_tokenizer(), source.records())
     for document, record in zip(documents, records, strict=True):
         assert (document.token_ids[-1] == 0) is not record.get("is_cut", False)
-
-
-def test_a_target_without_a_chat_template_is_refused_by_name(
-    target: LlamaForCausalLM, tmp_path: Path
-) -> None:
-    target.name_or_path = "some/base-model"
-    with pytest.raises(DataError, match=r"some/base-model has no chat template.*--kind texts"):
-        _write(target, tmp_path / "own.jsonl", tiny_tokenizer())
 
 
 def test_a_target_that_never_ends_a_turn_is_given_up_with_the_reasons(
@@ -119,3 +165,25 @@ def test_the_users_text_begins_after_the_header_of_the_turn(name: str) -> None:
     longer = render_user_opening(tokenizer, Chat(answered, None, "here"))
     assert longer.startswith(opening + "Why is that so?")
     assert longer != opening
+
+
+def test_loops_are_recognised() -> None:
+    assert not repeats(list(range(100)))
+    assert not repeats([1, 2, 3] * 3)
+    assert repeats([1, 2, 3, 4, 5, 6, 7, 8] * 4)
+
+
+def test_a_text_ends_as_soon_as_it_loops() -> None:
+    loop = torch.tensor([9, 9, 1, *[2, 3, 4, 5, 6, 7, 8, 1] * 4])
+    lengths = range(1, len(loop) + 1)
+    assert [length for length in lengths if ends_in_loop(loop[:length])] == [34, 35]
+
+
+def test_loops_are_not_written_to_their_full_length() -> None:
+    looping = tiny_llama(vocab=300)
+    looping.generation_config.eos_token_id = None
+    torch.nn.init.zeros_(looping.lm_head.weight)  # greedy decoding repeats token 0
+    output = SpeculativeDecoder(looping).generate(
+        [5, 6], temperature=0, max_new_tokens=100, stopping_criteria=[InLoop()]
+    )
+    assert output.new_token_ids == [0] * 11  # these contain the same 8-gram four times

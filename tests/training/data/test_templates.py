@@ -40,8 +40,9 @@ def responses(tokenizer: PreTrainedTokenizerFast, document: Document) -> list[st
     return [text for is_response, text in parts(tokenizer, document) if is_response]
 
 
-@pytest.mark.parametrize("name", sorted(FAMILIES.keys() - {"qwen3"}))
-@pytest.mark.parametrize("cut", [1, 3])
+@pytest.mark.parametrize(
+    ("name", "cut"), [("chatml", 1), ("llama-3", 3), ("gemma", 1), ("mistral", 3), ("r1", 1)]
+)
 def test_the_missing_end_of_an_answer_that_was_cut_is_not_learnt(name: str, cut: int) -> None:
     tokenizer = family_tokenizer(name)
     chat = [turn | {"is_cut": True} if n == cut else turn for n, turn in enumerate(CHAT)]
@@ -188,19 +189,6 @@ def test_reasoning_of_a_template_that_opens_the_tag_itself_is_kept() -> None:
     assert responses(tokenizer, document) == ["Add them.\n</think>\n\nIt is 2.<|im_end|>\n"]
 
 
-def test_reasoning_beside_a_cut_answer_is_kept() -> None:
-    tokenizer = family_tokenizer("qwen3")
-    answer = {"role": "assistant", "content": "It is", "reasoning_content": "Add them."}
-    (document,) = encode(tokenizer, {"messages": [CHAT[0], answer | {"is_cut": True}]})
-    assert responses(tokenizer, document) == ["<think>\nAdd them.\n</think>\n\nIt is"]
-
-
-def test_white_space_that_the_template_changes_is_no_difference() -> None:
-    messages = [CHAT[0], {"role": "assistant", "content": " It is\n2. "}]
-    (document,) = encode(family_tokenizer("llama-3"), {"messages": messages})
-    assert responses(family_tokenizer("llama-3"), document) == ["It is\n2.<|eot_id|>"]
-
-
 def test_a_template_gets_tools_and_calls() -> None:
     template = (
         "{{ tools | map(attribute='name') | join }}{% for m in messages %}<{{ m.role }}>"
@@ -218,37 +206,10 @@ def test_a_template_gets_tools_and_calls() -> None:
         assert parts(tokenizer, document)[0][1].startswith("add<user>")
 
 
-def test_reasoning_has_several_names() -> None:
-    tokenizer = family_tokenizer("qwen3")
-    named = [
-        encode(tokenizer, {"messages": [CHAT[0], CHAT[1] | {key: "Add them."}]})
-        for key in ("reasoning", "reasoning_content")
-    ]
-    np.testing.assert_array_equal(named[0][0].token_ids, named[1][0].token_ids)
-    assert "Add them." in tokenizer.decode(named[0][0].token_ids)
-
-
-def test_a_system_text_beside_the_turns_begins_the_conversation() -> None:
-    tokenizer = family_tokenizer("chatml")
-    (inside,) = encode(tokenizer, {"messages": [SYSTEM, *CHAT]})
-    for turns in (CHAT, [SYSTEM, *CHAT]):
-        (beside,) = encode(tokenizer, {"messages": turns, "system": "Be brief."})
-        np.testing.assert_array_equal(beside.token_ids, inside.token_ids)
-    (without,) = encode(tokenizer, {"messages": CHAT, "system": ""})
-    assert "Be brief." not in tokenizer.decode(without.token_ids)
-
-
 def test_a_template_that_reads_the_clock_writes_the_same_text_every_day() -> None:
     template = "{{ strftime_now('%d %b %Y') }}" + FAMILIES["chatml"].template
     (document,) = encode(tiny_tokenizer(template), {"messages": CHAT})
     assert parts(tiny_tokenizer(), document)[0][1].startswith("26 Jul 2024<|im_start|>user")
-
-
-def test_an_opening_turn_of_the_assistant_is_not_an_answer() -> None:
-    tokenizer = family_tokenizer("chatml")
-    greeting = {"role": "assistant", "content": "Hello!"}
-    (document,) = encode(tokenizer, {"messages": [greeting, *CHAT[:2]]})
-    assert responses(tokenizer, document) == ["It is 2.<|im_end|>\n"]
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,6 @@
-"""The learning rate follows its schedule, and weight decay applies to matrices only."""
+"""The learning rate follows its schedule, and Muon's updates equal torch's up to rounding."""
+
+from collections import defaultdict
 
 import pytest
 import torch
@@ -9,7 +11,14 @@ from jakiro.errors import ConfigError
 from jakiro.target.adapter import TargetAdapter
 from jakiro.utils.settings import validate_settings
 from training.config import OptimizerSettings, TrainSettings
-from training.loop.optimizer import build_optimizer, learning_rate, set_learning_rate
+from training.loop import optimizer as optimizer_module
+from training.loop.optimizer import (
+    build_optimizer,
+    learning_rate,
+    orthogonalize,
+    set_learning_rate,
+    take_muon_step,
+)
 
 STEPS = 101
 
@@ -90,3 +99,30 @@ def test_muon_needs_whole_matrices() -> None:
     }
     with pytest.raises(ConfigError, match="zero_stage 0"):
         validate_settings(TrainSettings, fields, source="test")
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("shape", [(3, 16, 16), (2, 32, 8), (2, 8, 32)])
+def test_orthogonalized_matrices_have_singular_values_near_one(
+    shape: tuple[int, int, int], dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(optimizer_module, "native_dtype", lambda _device: dtype)
+    matrices = 100 * torch.randn(shape, generator=torch.Generator().manual_seed(0))
+    values = torch.linalg.svdvals(orthogonalize(matrices, num_steps=8))
+    assert values.min() > 0.6
+    assert values.max() < 1.3
+
+
+def test_muon_agrees_with_torchs_up_to_bfloat16() -> None:
+    start = torch.randn(2, 16, 12, generator=torch.Generator().manual_seed(0))
+    ours = [nn.Parameter(matrix.clone()) for matrix in start]
+    theirs = [nn.Parameter(matrix.clone()) for matrix in start]
+    reference, state = torch.optim.Muon(theirs, lr=0.1, weight_decay=0.0), defaultdict(dict)
+    for step in range(3):
+        gradients = torch.randn(2, 16, 12, generator=torch.Generator().manual_seed(step + 1))
+        for parameter, gradient in zip([*ours, *theirs], [*gradients, *gradients], strict=True):
+            parameter.grad = gradient.clone()
+        reference.step()
+        take_muon_step(ours, state, lr=0.1)
+    for got, expected in zip(ours, theirs, strict=True):
+        assert (got - expected).abs().max() < 0.01

@@ -2,16 +2,15 @@
 
 import itertools
 import re
-import shutil
 from pathlib import Path
 from typing import Any
 
 import pytest
 from helpers.interruptions import PowerCutError, interrupt_after
-from helpers.training import curve, read_evaluations, tiny_run
+from helpers.training import curve, tiny_run
 
 from jakiro.drafter import JakiroDrafter
-from training.evaluation.metrics import read_metrics
+from training.loop.metrics import read_metrics
 from training.train import train
 
 
@@ -32,23 +31,6 @@ def test_the_log_has_the_length_of_a_run_and_its_evaluations(
     for step in (0, 1, 2):
         assert re.search(rf"step {step}: {found}", caplog.text)
     assert re.search(rf"drafter: the (last|best) drafter.*{found}", caplog.text)
-
-
-def test_the_evaluation_before_the_first_step_is_done_once_if_there_are_several(
-    workshop: Path,
-) -> None:
-    alone = tiny_run(workshop, steps=2, run_folder=str(workshop / "alone"))
-    train(alone)
-    assert [step for step, _ in read_evaluations(alone.run_folder)] == [2]
-    settings = tiny_run(workshop, steps=2, evaluation={"every": 1})
-    train(settings)
-    whole = read_evaluations(settings.run_folder)
-    assert [step for step, _ in whole] == [0, 1, 2]
-    # The folder now looks as if the run had stopped before its first checkpoint.
-    for lost in ("drafter", "checkpoints"):
-        shutil.rmtree(settings.run_folder / lost)
-    train(settings)
-    assert read_evaluations(settings.run_folder) == whole
 
 
 def test_a_run_of_epochs_resumes_and_ends_like_a_run_of_as_many_steps(

@@ -14,11 +14,10 @@ from torch.nn.utils import get_total_norm
 
 from training.config import anchor_rule
 from training.data.sampler import Sampler
-from training.distributed.deepspeed_config import build_deepspeed_config
-from training.distributed.processes import join_processes, launch_environment
-from training.evaluation.metrics import read_metrics
+from training.loop.metrics import read_metrics
 from training.loop.trainer import Trainer
 from training.module import TargetReader, TrainingModule
+from training.processes import join_processes, launch_environment
 from training.setup.preparation import prepare
 from training.train import train
 
@@ -61,23 +60,6 @@ def test_the_norm_of_the_gradient_is_computed_once_in_a_step(
         line["gradient_norm"] for line in read_metrics(settings.run_folder) if "loss" in line
     ]
     assert recorded == pytest.approx([float(norm) for norm in norms])
-
-
-@pytest.mark.parametrize(
-    ("engine", "zero"),
-    [
-        ({}, {"stage": 0}),
-        ({"dtype": "bf16"}, {"stage": 1}),
-        ({"zero_stage": 1, "offload_optimizer": True}, {"stage": 1, "offload_optimizer": "cpu"}),
-        ({"zero_stage": 3, "offload_parameters": True}, {"stage": 3, "offload_param": "cpu"}),
-    ],
-)
-def test_deepspeed_offloads_as_the_settings_say(
-    workshop: Path, engine: dict[str, Any], zero: dict[str, Any]
-) -> None:
-    settings = tiny_run(workshop, engine=engine | {"device": "cpu"})
-    found = build_deepspeed_config(settings, num_processes=1)["zero_optimization"]
-    assert {name: at["device"] if name != "stage" else at for name, at in found.items()} == zero
 
 
 @pytest.mark.slow
@@ -127,9 +109,7 @@ def saved_and_gradients(
     return sum(seen.values()), total.detach(), tiny.gradients(total)
 
 
-@pytest.mark.parametrize(
-    "name", ["E2-mixture-P2", "hidden", "feedback-mixture-P2", "hybrid-tail-1", "tail-1"]
-)
+@pytest.mark.parametrize("name", ["E2-mixture-P2", "feedback-mixture-P2", "hybrid-tail-1"])
 def test_activations_computed_again_give_the_same_gradients(name: str) -> None:
     tiny = tiny_training(VARIANTS[name])
     batch = batch_for(VARIANTS[name], (9, 7), (16,))

@@ -96,18 +96,6 @@ def test_blocks_are_as_long_as_the_schedule_or_log_uniformly_longer() -> None:
         assert (np.diff(resets[1:]) == period).all()
 
 
-def test_blocks_begin_at_every_phase_and_follow_the_key_alone() -> None:
-    starts = np.zeros(40, np.int64)
-    second = set()  # beginnings of the second block, if blocks are as long as the schedule
-    for seed in range(200):
-        anchors = sample_blocks(starts, 5, (seed,))
-        assert (anchors == sample_blocks(starts, 5, (seed,))).all()
-        begins = np.flatnonzero(np.diff(anchors)) + 1
-        if set(np.diff(begins).tolist()) == {5}:
-            second.add(int(begins[0]))
-    assert second == {2, 3, 4, 5, 6}  # never 1: the first token is only an anchor
-
-
 @given(lengths=LENGTHS, distance=st.integers(1, 8))
 def test_anchors_of_a_rollout_lie_a_fixed_distance_back_or_at_the_position_itself(
     lengths: list[int], distance: int
@@ -115,24 +103,6 @@ def test_anchors_of_a_rollout_lie_a_fixed_distance_back_or_at_the_position_itsel
     starts = _starts(lengths)
     for i, anchor in enumerate(ttt_anchors(starts, distance)):
         assert anchor == (i - distance if i - distance >= starts[i] else i)
-
-
-@pytest.mark.parametrize("kind", ["drafting", "blocks", "previous", "ttt"])
-def test_a_rule_returns_as_many_rows_of_anchors_as_samples(kind: str) -> None:
-    starts = _starts([30, 20, 50])
-    anchors = AnchorRule(kind, num_levels=3, num_samples=3).anchors(starts, (7, 1, 2))
-    assert anchors.shape == (3, 100)
-    again = AnchorRule(kind, num_levels=3, num_samples=3).anchors(starts, (7, 1, 2))
-    assert (anchors == again).all()
-    expected = {
-        "drafting": [sample_anchors(starts, 3, (7, 1, 2, sample)) for sample in range(3)],
-        "blocks": [sample_blocks(starts, 3, (7, 1, 2, sample)) for sample in range(3)],
-        "previous": [previous_anchors(starts)] * 3,
-        "ttt": [ttt_anchors(starts, distance) for distance in (1, 2, 3)],
-    }
-    assert (anchors == np.stack(expected[kind])).all()
-    if kind != "previous":
-        assert len({tuple(sample) for sample in anchors}) == 3
 
 
 @pytest.mark.parametrize(

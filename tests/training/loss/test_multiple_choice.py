@@ -1,37 +1,16 @@
 """The multiple-choice loss trains the expert that gives the next token the most probability."""
 
 import math
-from pathlib import Path
 
 import pytest
 import torch
-from helpers.models import tiny_settings
-from helpers.training import random_batch, tiny_run, tiny_training
+from helpers.training import examples_of
 from torch import Tensor
 
-from jakiro.errors import ConfigError
-from training.evaluation.metrics import read_metrics
 from training.loss.heads import Heads
-from training.loss.positions import Examples
 from training.loss.vocab_losses import TermWeights, choice_losses, compare_distributions
-from training.train import train
 
 VOCAB = 5
-
-
-def _examples(features: Tensor, log_weights: Tensor, tokens: Tensor) -> Examples:
-    count, levels = features.shape[:2]
-    return Examples(
-        features=features,
-        log_weights=log_weights,
-        gate=log_weights.exp(),
-        targets=torch.randn(count, levels, VOCAB),
-        next_tokens=tokens,
-        valid=torch.ones(count, levels, dtype=torch.bool),
-        weight=torch.ones(count),
-        sequence_sizes=(count,),
-        indices=torch.arange(count),
-    )
 
 
 def _same(features: Tensor) -> Tensor:
@@ -62,7 +41,8 @@ def test_gradients_reach_only_the_chosen_expert(chunk_size: int) -> None:
     features = torch.randn(count, levels, experts, VOCAB, requires_grad=True)
     log_weights = torch.randn(count, experts).log_softmax(-1).requires_grad_()
     tokens = torch.randint(0, VOCAB, (count, levels))
-    examples = _examples(features, log_weights, tokens)
+    targets = torch.randn(count, levels, VOCAB)
+    examples = examples_of(features, log_weights, targets, tokens)
     total, results = compare_distributions(
         examples,
         torch.ones(count, levels),
@@ -85,34 +65,3 @@ def test_gradients_reach_only_the_chosen_expert(chunk_size: int) -> None:
     expected = 2 * weight * (found.softmax(-1) - one_hot)
     got = slopes.take_along_dim(chosen[..., None], 2).squeeze(2)
     torch.testing.assert_close(got, expected.detach())
-
-
-def test_a_drafter_learns_with_the_loss_alone() -> None:
-    tiny = tiny_training(tiny_settings(2, parallel_levels=1))
-    batch = random_batch([24])
-    only = {"token_weight": 0.0, "feature_weight": 0.0, "contrast_weight": 0.0}
-    only |= {"balance_weight": 0.0, "multiple_choice_weight": 1.0}
-    optimizer = torch.optim.AdamW(tiny.drafter.parameters(), lr=1e-2)
-    losses = []
-    for _ in range(20):
-        terms = tiny.loss(batch, **only)
-        losses.append(terms.total.item())
-        optimizer.zero_grad()
-        terms.total.backward()
-        optimizer.step()
-    assert losses[-1] < 0.7 * losses[0]
-
-
-def test_a_run_records_the_loss(workshop: Path) -> None:
-    changes = {"objective": {"multiple_choice_weight": 0.5}, "run_folder": str(workshop / "choice")}
-    settings = tiny_run(workshop, **changes, steps=2, checkpoint={"every": None})
-    train(settings)
-    lines = [line for line in read_metrics(settings.run_folder) if "loss" in line]
-    assert all(line["levels"][0]["multiple_choice"] > 0 for line in lines)
-    assert all(len(line["expert_load"]) == 2 for line in lines)
-
-
-def test_experts_that_share_one_distribution_are_refused(tmp_path: Path) -> None:
-    changes = {"experts": {"combine": "sum"}}
-    with pytest.raises(ConfigError, match="multiple_choice_weight 0"):
-        tiny_run(tmp_path, drafter=changes, objective={"multiple_choice_weight": 0.5})

@@ -6,15 +6,17 @@ import pytest
 import torch
 from helpers.models import tiny_settings
 from helpers.training import TinyTraining, cropped, random_batch, tiny_training
+from torch import Tensor
+from torch.nn.functional import cosine_similarity
 
 from jakiro.experts import ExpertsOutput
-from training.distributed.processes import Processes
 from training.loop.trainer import count_positions
 from training.loss.batch import Batch
 from training.loss.heads import Heads
-from training.loss.objectives import Goals, LossTerms, drafter_loss
+from training.loss.objectives import Goals, LossTerms, contrastive_loss, drafter_loss
 from training.loss.settings import ObjectiveSettings
 from training.module import Meter
+from training.processes import Processes
 
 
 @pytest.fixture(scope="module")
@@ -50,13 +52,6 @@ def test_positions_are_counted_as_the_loss_counts_them(tiny: TinyTraining) -> No
     partly = changed(BATCH, is_response=BATCH.is_response & (torch.arange(24) % 3 > 0))
     for batch in (BATCH, partly):
         assert count_positions(batch) == tiny.loss(batch).num_positions.item() > 0
-
-
-def test_another_document_of_the_sequence_does_not_change_the_loss(tiny: TinyTraining) -> None:
-    first = BATCH.is_response & (BATCH.documents == 0)
-    batch = changed(BATCH, is_response=first)
-    others = torch.where(BATCH.documents == 0, BATCH.token_ids, (BATCH.token_ids + 7) % 61)
-    assert_close(tiny.loss(batch), tiny.loss(changed(batch, token_ids=others)))
 
 
 def test_padding_does_not_change_the_loss(tiny: TinyTraining) -> None:
@@ -108,12 +103,6 @@ def test_token_losses_have_the_slope_of_differences(tiny: TinyTraining) -> None:
     torch.testing.assert_close((total(1e-3) - total(-1e-3)) / 2e-3, expected, rtol=1e-2, atol=1e-1)
 
 
-def test_a_batch_without_responses_has_no_loss_and_no_gradient(tiny: TinyTraining) -> None:
-    terms = tiny.loss(changed(BATCH, is_response=torch.zeros_like(BATCH.is_response)))
-    assert terms.total.item() == 0
-    assert all(not gradient.any() for gradient in tiny.gradients(terms.total))
-
-
 @pytest.mark.parametrize("parallel_levels", [0, 1, 2])
 def test_one_expert_has_the_same_loss_in_both_modes(parallel_levels: int) -> None:
     mixture, summed = (
@@ -144,11 +133,6 @@ def test_a_drafter_that_returns_the_targets_features_agrees_with_it_everywhere(
     torch.testing.assert_close(terms.token[0], (entropy * weight)[inner].sum())
 
 
-def test_experts_that_share_a_sequence_evenly_have_the_least_imbalance(tiny: TinyTraining) -> None:
-    terms = tiny.loss(BATCH, distance_decay=1.0)
-    assert terms.num_positions <= terms.balance <= 2 * terms.num_positions
-
-
 @pytest.mark.parametrize("decay", [1.0, 0.5])
 def test_means_of_the_terms_are_weighted_by_the_decay(decay: float) -> None:
     shape, table = BATCH.token_ids.shape, torch.randn(61, 4)
@@ -165,3 +149,30 @@ def test_means_of_the_terms_are_weighted_by_the_decay(decay: float) -> None:
     means = meter.read()
     assert means["levels"][0]["token"] == pytest.approx(math.log(61), rel=1e-5)
     assert means["router_imbalance"] == pytest.approx(1, rel=1e-5)
+
+
+TEMPERATURE = 0.1
+
+
+@pytest.fixture
+def features() -> tuple[Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(0)
+    predicted, goal = torch.randn(2, 6, 4, generator=generator)
+    return predicted, goal
+
+
+def by_hand(predicted: Tensor, goal: Tensor, index: int, negatives: list[int]) -> Tensor:
+    candidates = [index, *negatives]
+    similarity = cosine_similarity(predicted[index], goal[candidates]) / TEMPERATURE
+    return -similarity.log_softmax(dim=0)[0]
+
+
+def test_negatives_are_valid_positions_of_the_sequence_with_another_best_token(
+    features: tuple[Tensor, Tensor],
+) -> None:
+    best = torch.tensor([1, 2, 1, 3, 2, 9])
+    valid = torch.tensor([True, True, True, False, True, True])
+    losses = contrastive_loss(*features, best, valid, (5, 1), TEMPERATURE)
+    negatives = {0: [1, 4], 1: [0, 2], 2: [1, 4], 4: [0, 2], 5: []}
+    for index, others in negatives.items():
+        torch.testing.assert_close(losses[index], by_hand(*features, index, others))

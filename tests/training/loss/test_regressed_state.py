@@ -6,8 +6,8 @@ from helpers.models import tiny_settings
 from helpers.training import TinyTraining, batch_for, tiny_training
 from torch import Tensor
 
+from training.loss.batch import TargetView
 from training.loss.drafting import draft_all_positions
-from training.loss.views import TargetView
 from training.module import TrainingModule
 
 SETTINGS = tiny_settings(combine="sum", parallel_levels=0, tail_layers=1)

@@ -4,6 +4,7 @@ import pytest
 import torch
 from helpers.drafting import prefilled, score_of_path
 from helpers.models import tiny_drafter, tiny_llama
+from helpers.training import examples_of
 from helpers.variants import VARIANTS
 from torch.nn.functional import linear, rms_norm, silu
 
@@ -12,7 +13,6 @@ from inference.trees.shape import TreeShape
 from jakiro.target.adapter import TargetAdapter
 from moa.trunk import TrunkInputs
 from training.loss.heads import Heads
-from training.loss.positions import Examples
 from training.loss.vocab_losses import compare_distributions
 
 LENGTH = 8
@@ -58,17 +58,8 @@ def test_the_token_losses_of_all_levels_add_up_to_that_of_the_joint_distribution
     logits = torch.randn(count, levels, components, vocab, requires_grad=True)
     log_weights = torch.randn(count, components).log_softmax(-1).requires_grad_()
     certain = torch.nn.functional.one_hot(next_tokens, vocab).float()
-    examples = Examples(
-        features=logits,
-        log_weights=log_weights,
-        gate=log_weights.exp(),
-        targets=1e4 * certain,  # a target that is sure of the next token
-        next_tokens=next_tokens,
-        valid=torch.ones(count, levels, dtype=torch.bool),
-        weight=torch.ones(count),
-        sequence_sizes=(count,),
-        indices=torch.arange(count),
-    )
+    # The target is sure of the next token.
+    examples = examples_of(logits, log_weights, 1e4 * certain, next_tokens)
     importance, heads = torch.ones(count, levels), Heads(lambda x: x, lambda x: x)
     total, _ = compare_distributions(examples, importance, heads, "cross_entropy", 2)
     chosen = (logits.log_softmax(-1) * certain[:, :, None]).sum(-1)

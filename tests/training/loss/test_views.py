@@ -8,9 +8,8 @@ import torch
 from helpers.training import TinyTraining, cropped, random_batch, tiny_training
 from torch import Tensor
 
-from training.loss.batch import Batch
+from training.loss.batch import Batch, TargetView
 from training.loss.drafting import draft_all_positions
-from training.loss.views import TargetView
 
 
 @pytest.fixture(scope="module")

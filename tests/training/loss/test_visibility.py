@@ -12,10 +12,9 @@ from torch import Tensor
 
 from jakiro.drafter_settings import DrafterSettings
 from jakiro.target.cache import TargetState
-from training.loss.batch import Batch
+from training.loss.batch import Batch, TargetView
 from training.loss.drafting import draft_all_positions, through_tail
 from training.loss.objectives import LossTerms
-from training.loss.views import TargetView
 
 LENGTH = 24
 PASSES = ROLLED_OUT
@@ -102,7 +101,7 @@ def _unchanged(settings: DrafterSettings) -> tuple[TinyTraining, Batch, TargetVi
     return tiny, batch, view, drafted(tiny, view, batch)
 
 
-@pytest.mark.parametrize("index", [2, 5, 12, 20])
+@pytest.mark.parametrize("index", [5, 20])
 @pytest.mark.parametrize("name", CASES)
 def test_a_change_reaches_the_positions_that_may_see_it_and_no_others(
     name: str, index: int

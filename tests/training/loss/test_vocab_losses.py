@@ -3,12 +3,12 @@
 import pytest
 import torch
 from helpers.models import tiny_drafter, tiny_llama, tiny_settings
+from helpers.training import examples_of
 from helpers.variants import FEEDBACK, OWN
 from torch import Tensor
 
 from jakiro.target.adapter import TargetAdapter
 from training.loss.heads import Heads
-from training.loss.positions import Examples
 from training.loss.settings import TokenLoss
 from training.loss.vocab_losses import compare_distributions, token_losses
 
@@ -55,17 +55,9 @@ def test_gradients_of_an_own_head_are_those_of_the_whole_sum(chunk_size: int) ->
     drafter = tiny_drafter(target, settings)
     heads = Heads.of(drafter.draft_head(target))
     count, hidden = 7, 32
-    examples = Examples(
-        features=torch.randn(count, 2, 2, hidden, requires_grad=True),
-        log_weights=torch.randn(count, 2).log_softmax(-1),
-        gate=torch.rand(count, 2),
-        targets=torch.randn(count, 2, hidden),
-        next_tokens=torch.randint(0, 23, (count, 2)),
-        valid=torch.ones(count, 2, dtype=torch.bool),
-        weight=torch.ones(count),
-        sequence_sizes=(count,),
-        indices=torch.arange(count),
-    )
+    features = torch.randn(count, 2, 2, hidden, requires_grad=True)
+    log_weights, targets = torch.randn(count, 2).log_softmax(-1), torch.randn(count, 2, hidden)
+    examples = examples_of(features, log_weights, targets, torch.randint(0, 23, (count, 2)))
     importance = torch.rand(count, 2)
     total, _ = compare_distributions(examples, importance, heads, "cross_entropy", chunk_size)
     got = torch.autograd.grad(3 * total, (examples.features, *heads.parameters))

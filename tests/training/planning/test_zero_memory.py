@@ -13,12 +13,11 @@ from jakiro.drafter import JakiroDrafter
 from jakiro.utils.pretrained import TORCH_DTYPES
 from training.config import TrainSettings, anchor_rule
 from training.data.sampler import Sampler
-from training.distributed.processes import join_processes, launch_environment
 from training.loop.trainer import Trainer
 from training.module import TargetReader, TrainingModule
 from training.planning.estimate import estimate
-from training.planning.simulation import drafter_on_meta, target_on_meta
-from training.planning.zero_memory import state_bytes
+from training.planning.memory import drafter_on_meta, state_bytes, target_on_meta
+from training.processes import join_processes, launch_environment
 from training.setup.preparation import RunInputs, prepare
 
 
@@ -74,10 +73,10 @@ def kept_by(engine: Any) -> tuple[int, int]:
     ("engine", "optimizer"),
     [
         ({"zero_stage": 0}, {}),
-        ({"zero_stage": 0}, {"kind": "muon"}),
+        pytest.param({"zero_stage": 0}, {"kind": "muon"}, marks=pytest.mark.slow),
         pytest.param({"zero_stage": 1}, {}, marks=pytest.mark.slow),
         ({"zero_stage": 2, "dtype": "bf16"}, {}),
-        ({"zero_stage": 3, "dtype": "bf16"}, {}),
+        pytest.param({"zero_stage": 3, "dtype": "bf16"}, {}, marks=pytest.mark.slow),
     ],
     ids=["zero 0", "muon", "zero 1", "zero 2 in bf16", "zero 3 in bf16"],
 )

@@ -18,8 +18,8 @@ from jakiro.drafter import JakiroDrafter
 from jakiro.drafter_settings import DrafterSettings
 from jakiro.errors import ConfigError
 from training.config import OptimizerSettings
-from training.evaluation.metrics import read_metrics
 from training.input_settings import LoraSettings
+from training.loop.metrics import read_metrics
 from training.loop.optimizer import build_optimizer
 from training.loss.batch import Batch
 from training.loss.drafting import draft_all_positions
@@ -94,18 +94,6 @@ def test_only_adapters_learn_and_the_router_has_none_unless_it_is_named() -> Non
     assert len(names) == 4
 
 
-def test_every_process_has_the_same_adapters_and_keeps_its_random_state() -> None:
-    torch.manual_seed(9)
-    state = torch.get_rng_state()
-    several = [tiny_training().drafter for _ in range(2)]
-    torch.set_rng_state(state)
-    for drafter in several:
-        add_adapters(drafter, LORA, seed=3)
-    assert torch.equal(torch.get_rng_state(), state)
-    for one, other in zip(*(drafter.parameters() for drafter in several), strict=True):
-        assert torch.equal(one, other)
-
-
 @BUILDS_A_PEFT_MODEL
 def test_a_run_with_adapters_leaves_a_merged_drafter_and_adapters_for_its_start(
     trained_workshop: Path,
@@ -159,22 +147,6 @@ def test_a_run_with_wrong_names_of_adapters_leaves_its_folder_to_a_run_with_righ
     assert train(
         tiny_run(trained_workshop, lora={"rank": 4, "targets": ["down"]}, **changes)
     ).is_dir()
-
-
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"lora": {}}, r"initialize\.drafter when lora is set"),
-        ({"lora": {}, "optimizer": {"kind": "muon"}}, r"optimizer\.kind adamw"),
-        ({"lora": {}, "engine": {"zero_stage": 3}}, r"zero_stage at most 2"),
-    ],
-)
-def test_settings_of_adapters_that_make_no_sense_are_refused(
-    workshop: Path, changes: dict[str, Any], message: str
-) -> None:
-    start = {} if "when lora" in message else {"initialize": {"drafter": "any"}}
-    with pytest.raises(ConfigError, match=message):
-        tiny_run(workshop, **changes, **start)
 
 
 @BUILDS_A_PEFT_MODEL

@@ -1,6 +1,5 @@
 """Runs whose attention starts from a layer of the target, and layers that are refused."""
 
-import logging
 from pathlib import Path
 from typing import Any
 
@@ -18,10 +17,9 @@ from jakiro.target.adapter import TargetAdapter
 from jakiro.target.attention_shape import AttentionShape
 from jakiro.target.cache import TargetState
 from jakiro.utils.settings import dump_settings
-from training.setup.initialization import check_initialization, initialize, start_memory
-from training.setup.layer_start import start_from
+from training.ablation.study import Study, StudySettings
+from training.setup.initialization import check_initialization, initialize, start_from, start_memory
 from training.setup.target_layer import is_interleaved, read_attention
-from training.studies.ablation.study import Study, StudySettings
 from training.train import train
 
 HEADS = {"num_heads": 4, "num_kv_heads": 2, "head_dim": 8}  # as in the tiny targets
@@ -63,23 +61,6 @@ def test_a_layer_that_attention_cannot_start_from_is_refused(
         read_attention(TargetAdapter(tiny_family(family)), index, SHAPE)
 
 
-def test_other_heads_than_the_layers_are_refused() -> None:
-    with pytest.raises(ConfigError, match="differ in number or size"):
-        read_attention(TargetAdapter(tiny_llama()), 0, SHAPE.model_copy(update={"head_dim": 16}))
-
-
-@pytest.mark.parametrize(("form", "is_left"), [({}, True), ({"attention_bias": "qkv"}, False)])
-def test_parameters_that_the_trunk_does_not_have_are_named(
-    form: dict[str, Any], is_left: bool, workshop: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    target = TargetAdapter(tiny_family("qwen2"))
-    trunk = {**HEADS, "kind": "feedback", **form}
-    settings = tiny_run(workshop, drafter={"trunk": trunk}, initialize={"attention_layer": 0})
-    with caplog.at_level(logging.WARNING):
-        initialize(tiny_drafter(target, settings.drafter), settings, target)
-    assert ("without them: q_proj.bias, k_proj.bias, v_proj.bias" in caplog.text) is is_left
-
-
 def test_drafters_of_all_processes_start_alike(workshop: Path) -> None:
     settings = tiny_run(workshop, drafter={"trunk": HEADS}, initialize={"attention_layer": -1})
     states = []
@@ -112,29 +93,6 @@ def test_by_default_attention_starts_from_the_last_layer_and_has_its_heads(
     torch.testing.assert_close(
         drafter.trunk.cross_attention.output.weight, start, atol=0.01, rtol=0.1
     )
-
-
-def test_auto_starts_at_random_if_no_layer_fits(
-    workshop: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    target = TargetAdapter(tiny_family("phi3"))
-    drafter = tiny_drafter(target, tiny_settings())
-    before = {name: part.clone() for name, part in drafter.state_dict().items()}
-    with caplog.at_level(logging.INFO):
-        initialize(
-            drafter,
-            tiny_run(workshop, drafter={"trunk": HEADS}, initialize={"attention_layer": "auto"}),
-            target,
-        )
-    assert "attention starts with random weights: " in caplog.text
-    assert all(torch.equal(before[name], part) for name, part in drafter.state_dict().items())
-
-
-def test_a_start_that_is_not_possible_is_refused_before_anything_is_written(workshop: Path) -> None:
-    settings = tiny_run(workshop, initialize={"attention_layer": 0})
-    with pytest.raises(ConfigError, match="in number or size from those of layer 0"):
-        train(settings)
-    assert not settings.run_folder.exists()
 
 
 def test_an_arm_whose_start_is_not_possible_is_refused_before_any_arm_trains(

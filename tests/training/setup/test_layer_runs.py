@@ -12,38 +12,18 @@ from helpers.interruptions import PowerCutError, interrupt_after
 from helpers.models import tiny_drafter, tiny_settings
 from helpers.processes import train_in_processes
 from helpers.training import TinyTraining, batch_for, tiny_run
-from torch import nn
 
 from jakiro.drafter import JakiroDrafter
 from jakiro.target.adapter import TargetAdapter
 from training.config import TrainSettings
-from training.distributed.checkpoint import Checkpoints
-from training.evaluation.metrics import read_metrics
+from training.loop.checkpoint import Checkpoints
+from training.loop.metrics import read_metrics
 from training.loss.settings import ObjectiveSettings
 from training.setup.initialization import initialize
-from training.setup.preparation import prepare
-from training.target_states.writer import TargetStateWriter
 from training.train import train
 
 HEADS = {"num_heads": 4, "num_kv_heads": 2, "head_dim": 8}  # as in the tiny targets
 STARTS = "the drafter starts as layer"
-
-
-class _Packed(nn.Module):
-    """A linear layer without a weight parameter, like some quantized layers."""
-
-    def __init__(self, linear: nn.Linear) -> None:
-        super().__init__()
-        self.register_buffer("packed", linear.weight.detach().clone())
-
-    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
-        return nn.functional.linear(inputs, self.packed)
-
-
-def _pack(part: nn.Module) -> None:
-    for name, linear in list(part.named_children()):
-        if isinstance(linear, nn.Linear):
-            setattr(part, name, _Packed(linear))
 
 
 def fitted_run(folder: Path, **changes: Any) -> TrainSettings:
@@ -101,28 +81,8 @@ def test_in_any_family_a_fitted_drafter_is_nearer_than_with_attention_alone(
     assert losses[1] < 0.8 * losses[0]
 
 
-def test_experts_start_at_random_if_the_feed_forward_part_has_no_weights(
-    workshop: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    model = tiny_family("llama, grouped heads")
-    _pack(model.model.layers[-1].mlp)
-    with caplog.at_level(logging.INFO):
-        _loss_at_the_start(TargetAdapter(model), workshop, 300)
-    assert "random experts, because they cannot use the layer's feed-forward weights" in caplog.text
-
-
 def _first_loss(settings: TrainSettings) -> float:
     return float(next(line["loss"] for line in read_metrics(settings.run_folder) if "loss" in line))
-
-
-def test_target_states_from_disk_do_not_change_the_start_of_a_drafter(workshop: Path) -> None:
-    online = fitted_run(workshop, run_folder=str(workshop / "online"))
-    group = {"source": "offline", "folder": str(workshop / "features"), "dtype": "fp32"}
-    offline = fitted_run(workshop, target_states=group)
-    assert TargetStateWriter(prepare(offline), workshop / "features").write()
-    for settings in (online, offline):
-        train(settings)
-    assert _first_loss(offline) == pytest.approx(_first_loss(online), rel=1e-5)
 
 
 @pytest.fixture(scope="module")

@@ -14,9 +14,9 @@ from peft import LoraConfig, get_peft_model
 
 from jakiro.drafter import JakiroDrafter
 from jakiro.errors import CheckpointError, ConfigError, JakiroError
-from training.evaluation.metrics import read_metrics
 from training.input_settings import TargetSettings
-from training.setup.loading import load_model, vocab_size_of
+from training.loop.metrics import read_metrics
+from training.setup.preparation import load_model, vocab_size_of
 from training.train import train
 
 UNEVALUATED = {"num_prompts": 0}

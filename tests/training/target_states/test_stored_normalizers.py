@@ -6,8 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from helpers.families import tiny_family
-from helpers.models import tiny_llama, tiny_settings
+from helpers.models import tiny_llama
 from helpers.target_states import (
     batches,
     both_views,
@@ -15,16 +14,14 @@ from helpers.target_states import (
     with_drafter,
     write_target_states,
 )
-from helpers.training import batch_for, curve, tiny_run, tiny_training, write_jsonl
-from helpers.variants import FEEDBACK, VARIANTS
+from helpers.training import curve, tiny_run, write_jsonl
+from helpers.variants import VARIANTS
 from torch import nn
-from torch.utils.flop_counter import FlopCounterMode
 
 from jakiro.target.checks import CausalLM
 from training.config import TrainSettings
-from training.loss.normalizers import normalizers_of
+from training.loss.heads import normalizers_of
 from training.setup.preparation import prepare
-from training.target_states.index import read_index
 from training.target_states.store import open_target_states
 from training.train import train
 
@@ -86,11 +83,6 @@ def test_stored_normalizers_are_those_of_the_features_that_a_run_reads(
     check_normalizers(drafted_run(folder, stored, **changes))
 
 
-@pytest.mark.parametrize("family", ["cohere", "gemma2"])
-def test_logits_are_scaled_as_in_the_targets_family(folder: Path, family: str) -> None:
-    check_normalizers(drafted_run(folder), tiny_family(family, vocab_size=300))
-
-
 def test_features_that_are_rounded_again_have_no_stored_normalizers(folder: Path) -> None:
     settings = drafted_run(folder, engine={"dtype": "bf16"})
     write_target_states(settings)
@@ -118,36 +110,3 @@ def test_an_offline_run_with_a_draft_vocabulary_has_nearly_the_curve_of_the_onli
     for settings in (online, offline):
         train(settings)
     assert curve(offline) == pytest.approx(curve(online), rel=1e-4)
-
-
-def test_a_loss_with_known_normalizers_needs_fewer_operations_and_is_the_same() -> None:
-    settings = tiny_settings(1, parallel_levels=0, trunk=FEEDBACK, draft_vocab_size=23)
-    tiny, batch = tiny_training(settings), batch_for(tiny_settings(), [10, 11])
-    batch = type(batch)(**(vars(batch) | {"anchors": batch.anchors[:, :1]}))
-    reader, view = tiny.reader(24), tiny.view(batch)
-    known = normalizers_of(view.features, batch.documents >= 0, reader.heads.target, 5)
-    module = tiny.module()
-    losses = [view, view._replace(normalizers=known)]
-    results, counts = [], []
-    for own in losses:
-        with FlopCounterMode(display=False) as flops:
-            results.append(module(own, batch, reader))
-        counts.append(flops.get_total_flops())
-    without, having = results
-    for one, other in zip(without, having, strict=True):
-        torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-5)
-    assert counts[1] < counts[0]
-
-
-def test_only_drafters_with_a_draft_vocabulary_store_normalizers(workshop: Path) -> None:
-    for drafter, num_bytes in ((DRAFTED, 8), (tiny_settings(), 0)):
-        settings = with_drafter(offline_run(workshop / str(num_bytes)), drafter)
-        settings = settings.model_copy(
-            update={"target": tiny_run(workshop).target, "data": tiny_run(workshop).data}
-        )
-        write_target_states(settings)
-        assert settings.target_states.folder is not None
-        index = read_index(settings.target_states.folder)
-        assert index is not None
-        assert index.has_normalizers == (num_bytes > 0)
-        assert index.bytes_per_position == 4 * sum(index.widths.values()) + num_bytes

@@ -1,0 +1,338 @@
+"""Analysis of a study: results from the `jakiro bench` documents of all seeds, and their table."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from statistics import fmean
+from typing import Any, Literal
+
+from inference.benchmark.document import ComparisonDocument
+from inference.benchmark.method_names import AUTOREGRESSIVE
+from inference.benchmark.samples import SPEED, TAU, rate_of
+from inference.benchmark.stats import Rate, Ratio, product, ratio
+from jakiro.utils.settings import Settings
+from jakiro.utils.wording import rounded
+from training.ablation.arms import BASE, Arm
+from training.config import TrainSettings
+
+ArmVerdict = Literal["base", "better", "worse", "not resolved"]
+
+
+class ArmRow(Settings):
+    """Results of one arm at one temperature.
+
+    Attributes:
+        validation_agreement: fraction of validation positions at which drafter and target agree on
+            the most likely token, averaged over seeds; None if it was not measured.
+        conditional_acceptance_rate: for each depth, the share of the decoding steps with candidates
+            to check at this depth that accepted one of them, averaged over seeds.
+        verdict: "better" if the interval of `tau_ratio` lies above 1, "worse" if it lies below 1,
+            "not resolved" if it contains 1, and "base" for the base.
+    """
+
+    arm: str
+    temperature: float
+    parameters: int
+    intermediate_size: int
+    training_tokens: tuple[int, ...] = ()
+    validation_agreement: float | None = None
+    tau: float
+    tau_ratio: Ratio
+    conditional_acceptance_rate: tuple[float, ...] = ()
+    tokens_per_second: float
+    seconds_per_draft: float
+    speed_ratio: Ratio
+    speedup: Ratio
+    verdict: ArmVerdict
+
+
+class TwoByTwo(Settings):
+    """Effects of experts and of contrastive loss at one temperature, and their interaction.
+
+    Here, an arm "with experts" has several experts, and an arm "without experts" has only one.
+
+    Attributes:
+        experts: ratio of tau with experts to tau without experts, as the geometric mean of the
+            ratios with and without contrastive loss.
+        contrast: ratio of tau with contrastive loss to tau without contrastive loss, as the
+            geometric mean of the ratios with and without experts.
+        interaction: tau(both) tau(neither) / (tau(only experts) tau(only contrast)). A value above
+            1 means that experts increase tau by a larger factor with contrastive loss than without
+            it, and vice versa.
+    """
+
+    temperature: float
+    both: str
+    only_experts: str
+    only_contrast: str
+    neither: str
+    experts: Ratio
+    contrast: Ratio
+    interaction: Ratio
+    sentence: str
+
+
+class ArmExperts(Settings):
+    """Diversity of an arm's experts on validation data, averaged over seeds.
+
+    Attributes:
+        by_seed: `top_overlap`, `router_entropy` and `load_entropy`, which
+            `training.evaluation.Diversity` explains, for each seed.
+    """
+
+    arm: str
+    top_overlap: float | None
+    router_entropy: float
+    load_entropy: float
+    by_seed: tuple[tuple[float | None, float, float], ...]
+
+
+class StudyResults(Settings):
+    """All results of a study.
+
+    Attributes:
+        interactions: interactions for every temperature; empty unless the study contains all four
+            arms of a 2 x 2 comparison.
+    """
+
+    version: int = 2
+    seeds: int
+    prompts: int
+    note: str
+    rows: tuple[ArmRow, ...]
+    interactions: tuple[TwoByTwo, ...] = ()
+    experts: tuple[ArmExperts, ...] = ()
+
+    def at(self, temperature: float) -> list[ArmRow]:
+        """Return the rows of a temperature."""
+        return [row for row in self.rows if row.temperature == temperature]
+
+
+# Settings in which the four arms of a 2 x 2 comparison may differ: these settings define the arms,
+# make them equally large, or identify a run.
+_DIFFERENT: Any = {
+    "drafter": {"experts": {"num_experts", "active_experts", "intermediate_size"}},
+    "objective": {"contrast_weight"},
+    "seed": True,
+    "run_folder": True,
+}
+_WORDS = {
+    "experts": "several experts",
+    "contrast": "contrastive loss",
+    "interaction": "interaction of the two",
+}
+# Exponents of the tau of the four arms of a 2 x 2 comparison, in the order of `find_cells`.
+_EXPONENTS = {
+    "experts": (0.5, 0.5, -0.5, -0.5),
+    "contrast": (0.5, -0.5, 0.5, -0.5),
+    "interaction": (1.0, -1.0, -1.0, 1.0),
+}
+
+
+def find_cells(arms: Mapping[str, TrainSettings]) -> dict[str, str] | None:
+    """Return the names of the four arms of a 2 x 2 comparison; None if an arm is missing.
+
+    The base must be one of the four. If several arms have both experts and contrastive loss, the
+    first one that is part of such a comparison counts.
+
+    Returns:
+        Names by the fields of `TwoByTwo`, from `both` to `neither`.
+    """
+    fields = {
+        (True, True): "both",
+        (True, False): "only_experts",
+        (False, True): "only_contrast",
+        (False, False): "neither",
+    }
+    for both in arms.values():
+        cells = {
+            _has_both(settings): name for name, settings in arms.items() if _is_cell(settings, both)
+        }
+        if all(_has_both(both)) and len(cells) == 4 and BASE in cells.values():
+            return {field: cells[key] for key, field in fields.items()}
+    return None
+
+
+def two_by_two(cells: Mapping[str, str], temperature: float, rates: Mapping[str, Rate]) -> TwoByTwo:
+    """Return the effects of experts and contrastive loss, and the interaction, as ratios of tau."""
+    in_order = [rates[name] for name in cells.values()]
+    effects = {
+        name: product(list(zip(powers, in_order, strict=True)))
+        for name, powers in _EXPONENTS.items()
+    }
+    words = (
+        f"{_WORDS[name]} x{effect.shown(3)}{'' if effect.is_resolved else ' (not resolved)'}"
+        for name, effect in effects.items()
+    )
+    sentence = f"tau with / without, at T = {temperature:g}: {', '.join(words)}."
+    return TwoByTwo(temperature=temperature, sentence=sentence, **cells, **effects)
+
+
+def _is_cell(settings: TrainSettings, both: TrainSettings) -> bool:
+    """Return whether an arm equals `both`, except that experts or contrastive loss may be off."""
+    experts, others = settings.drafter.experts, both.drafter.experts
+    has_same_experts = (experts.num_experts, experts.active_experts) == (
+        others.num_experts,
+        others.active_experts,
+    )
+    return (
+        (has_same_experts or experts.num_experts == 1)
+        and settings.objective.contrast_weight in (0.0, both.objective.contrast_weight)
+        and settings.model_dump(exclude=_DIFFERENT) == both.model_dump(exclude=_DIFFERENT)
+    )
+
+
+def _has_both(settings: TrainSettings) -> tuple[bool, bool]:
+    """Return whether an arm has several experts, and whether it has contrastive loss."""
+    return settings.drafter.experts.num_experts > 1, settings.objective.contrast_weight > 0
+
+
+_Rates = Mapping[str, Rate]  # of each method, over all seeds and prompts
+
+
+def analyse(documents: Mapping[int, ComparisonDocument], arms: Sequence[Arm]) -> StudyResults:
+    """Return the results of a study."""
+    methods = next(iter(documents.values())).methods
+    prompts = sorted({sample.prompt for sample in methods[0].samples})
+    cells = find_cells({arm.name: arm.settings for arm in arms})
+    rows, interactions = [], []
+    for temperature in dict.fromkeys(method.temperature for method in methods):
+        samples = {
+            name: [document.figures(name, temperature).samples for document in documents.values()]
+            for name in (AUTOREGRESSIVE, *(arm.name for arm in arms))
+        }
+        taus = {name: rate_of(of_method, TAU, prompts) for name, of_method in samples.items()}
+        speeds = {name: rate_of(of_method, SPEED, prompts) for name, of_method in samples.items()}
+        rows += [_row(arm, temperature, documents, taus, speeds) for arm in arms]
+        if cells is not None:
+            interactions.append(two_by_two(cells, temperature, taus))
+    return StudyResults(
+        seeds=len(documents),
+        prompts=len(prompts),
+        note=_note(len(documents), len(prompts), rows),
+        rows=tuple(rows),
+        interactions=tuple(interactions),
+        experts=tuple(filter(None, map(_diversity, arms))),
+    )
+
+
+def _row(
+    arm: Arm,
+    temperature: float,
+    documents: Mapping[int, ComparisonDocument],
+    taus: _Rates,
+    speeds: _Rates,
+) -> ArmRow:
+    """Return the results of an arm at a temperature."""
+    figures = [document.figures(arm.name, temperature) for document in documents.values()]
+    rates = [one.conditional_acceptance_rate for one in figures]
+    depths = range(max(map(len, rates)))  # not all seeds reach the same depth
+    forwards = sum(one.target_forwards for one in figures)
+    tau_ratio = ratio(taus[arm.name], taus[BASE])
+    agreement = [
+        float(one["validation"]["levels"][0]["agreement"])
+        for one in arm.evaluations
+        if "validation" in one
+    ]
+    return ArmRow(
+        arm=arm.name,
+        temperature=temperature,
+        parameters=arm.parameters,
+        intermediate_size=arm.width,
+        training_tokens=tuple(int(record["training"]["tokens"]) for record in arm.records),
+        validation_agreement=fmean(agreement) if agreement else None,
+        tau=taus[arm.name].pooled,
+        tau_ratio=tau_ratio,
+        conditional_acceptance_rate=tuple(
+            fmean(one[depth] for one in rates if len(one) > depth) for depth in depths
+        ),
+        tokens_per_second=speeds[arm.name].pooled,
+        seconds_per_draft=sum(one.seconds.draft for one in figures) / max(forwards, 1),
+        speed_ratio=ratio(speeds[arm.name], speeds[BASE]),
+        speedup=ratio(speeds[arm.name], speeds[AUTOREGRESSIVE]),
+        verdict=_verdict(arm.name, tau_ratio),
+    )
+
+
+def _diversity(arm: Arm) -> ArmExperts | None:
+    """Return the diversity of an arm's experts; None if it was not measured."""
+    names = ("top_overlap", "router_entropy", "load_entropy")
+    measured = [one["experts"] for one in arm.evaluations if "experts" in one]
+    if not measured:
+        return None
+    by_seed = [tuple(seed[name] for name in names) for seed in measured]
+    overlaps, router, load = zip(*by_seed, strict=True)
+    return ArmExperts(
+        arm=arm.name,
+        top_overlap=None if None in overlaps else fmean(overlaps),
+        router_entropy=fmean(router),
+        load_entropy=fmean(load),
+        by_seed=tuple(by_seed),
+    )
+
+
+def _verdict(arm: str, tau_ratio: Ratio) -> ArmVerdict:
+    if arm == BASE:
+        return "base"
+    if not tau_ratio.is_resolved:
+        return "not resolved"
+    return "better" if tau_ratio.value > 1 else "worse"
+
+
+def _note(num_seeds: int, num_prompts: int, rows: Sequence[ArmRow]) -> str:
+    if all(row.tau == 1 for row in rows):
+        return "No arm accepted a draft, so this study says nothing; train longer."
+    if num_seeds < 2:
+        return (
+            "With one seed, the 95% intervals cover the spread over prompts, not over trainings; "
+            "another seed may reverse any verdict."
+        )
+    # With two seeds, the spread over seeds is estimated poorly.
+    rate = "one in ten" if num_seeds == 2 else "one in twenty"
+    num_verdicts = sum(row.verdict != "base" for row in rows)
+    return (
+        f"The 95% intervals over {num_seeds} seeds and {num_prompts} prompts are paired. Even if "
+        f"no arm differed from the base, about {rate} of the {num_verdicts} verdicts on tau would "
+        "be 'better' or 'worse'."
+    )
+
+
+_NAMES = ("arm", "size", "width", "T", "tau", "tau / base", "tokens/s / base", "verdict")
+_EXPERT_NAMES = ("arm", "top-4 overlap", "router entropy", "load entropy")
+_LEGEND = (
+    "Top-4 overlap: fraction of the four most likely tokens that two experts have in common. "
+    "Router entropy: mean entropy of the experts' weights at a position. Load entropy: entropy of "
+    "the experts' mean weights. Entropies are in nats."
+)
+
+
+def to_markdown(results: StudyResults) -> str:
+    """Return the results in Markdown: table, remarks, and a table of the experts."""
+    remarks = [results.note, *(interaction.sentence for interaction in results.interactions)]
+    lines = [*_table(_NAMES, map(_cells, results.rows)), "", "\n\n".join(remarks), ""]
+    if results.experts:
+        rows = map(_expert_cells, results.experts)
+        lines += ["Experts on validation data:", "", *_table(_EXPERT_NAMES, rows), "", _LEGEND, ""]
+    return "\n".join(lines)
+
+
+def _table(names: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
+    alignment = ["---" if name in ("arm", "verdict") else "--:" for name in names]
+    return [f"| {' | '.join(cells)} |" for cells in (names, alignment, *rows)]
+
+
+def _cells(row: ArmRow) -> list[str]:
+    is_base = row.verdict == "base"
+    return [
+        row.arm,
+        rounded(row.parameters),
+        f"{row.intermediate_size}",
+        f"{row.temperature:g}",
+        f"{row.tau:.2f}",
+        "1" if is_base else row.tau_ratio.shown(3),
+        "1" if is_base else row.speed_ratio.shown(3),
+        "" if is_base else row.verdict,
+    ]
+
+
+def _expert_cells(arm: ArmExperts) -> list[str]:
+    overlap = "-" if arm.top_overlap is None else f"{arm.top_overlap:.3f}"
+    return [arm.arm, overlap, f"{arm.router_entropy:.3f}", f"{arm.load_entropy:.3f}"]

@@ -1,1 +1,0 @@
-"""Training in several processes with DeepSpeed: launch, configuration, failures, checkpoints."""

@@ -1,0 +1,230 @@
+"""Evaluation of a drafter on validation data: losses, diversity of experts, and decoding."""
+
+from collections.abc import Iterator, Mapping
+from copy import deepcopy
+from functools import partial
+from typing import Any, Literal, NamedTuple
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from jakiro.drafter import JakiroDrafter
+from jakiro.experts import ExpertsOutput
+from training.config import decoding_rule
+from training.data.sampler import Sampler
+from training.loss.batch import Batch
+from training.loss.heads import Logits
+from training.module import Meter, TargetReader, TrainingModule
+from training.processes import Processes
+from training.setup.preparation import RunInputs
+
+TOP = 4  # number of each expert's most likely tokens that are compared
+_CHUNK = 2048  # largest number of expert distributions that are in memory at once
+
+
+class Evaluation:
+    """Evaluation on validation sequences and prompts, which are divided among the processes."""
+
+    def __init__(self, inputs: RunInputs, reader: TargetReader, processes: Processes) -> None:
+        self._inputs = inputs
+        self._settings = inputs.settings
+        self._reader = reader
+        self._processes = processes
+
+    @property
+    def size(self) -> int:
+        """The number of sequences and continuations that are measured."""
+        settings, inputs = self._settings.evaluation, self._inputs
+        num_continuations = len(inputs.prompts) * len(settings.temperatures)
+        return min(settings.num_sequences, len(inputs.validation)) + num_continuations
+
+    def measure(self, drafter: JakiroDrafter) -> dict[str, Any]:
+        """Return the metrics of a drafter; all processes must call this method.
+
+        `validation` contains the mean losses on the validation sequences, at the anchor distances
+        that occur in decoding. `experts` contains the diversity of the experts. `decoding`
+        contains, for each temperature, tau and the acceptance rates by depth and by the expert that
+        proposed a candidate. If there are no validation sequences or no prompts, the corresponding
+        metrics are left out.
+        """
+        settings, results = self._settings.evaluation, dict[str, Any]()
+        if len(self._inputs.validation) and settings.num_sequences:
+            results |= self._measure_losses(drafter)
+        if self._inputs.prompts and settings.temperatures:
+            results["decoding"] = self._measure_decoding(drafter)
+        return results
+
+    @torch.no_grad()
+    def _measure_losses(self, drafter: JakiroDrafter) -> dict[str, Any]:
+        module = TrainingModule(drafter, self._settings.objective)
+        meter = Meter(
+            self._processes,
+            1 + self._settings.drafter.schedule.parallel_levels,
+            self._settings.drafter.experts.num_experts,
+        )
+        experts = self._settings.drafter.experts
+        diversity = Diversity(
+            self._processes,
+            experts.num_experts,
+            experts.num_active if experts.combine == "mixture" else 1,
+        )
+        for batch in self._validation_batches():
+            on_output = partial(diversity.add, batch, self._reader.heads.draft)
+            terms = module(self._reader.view(batch), batch, self._reader, on_output)
+            meter.add(terms, int((batch.documents >= 0).sum()))
+        return {"validation": meter.read(), "experts": diversity.read()}
+
+    def _validation_batches(self) -> Iterator[Batch]:
+        """Yield this process's share of the validation sequences, always with the same anchors."""
+        sequences, size = self._inputs.validation, self._settings.batch.micro_batch_size
+        sampler = Sampler(
+            sequences,
+            sequences_per_step=len(sequences),
+            rule=decoding_rule(self._settings.drafter),
+            seed=self._settings.seed,
+            first_number=len(self._inputs.sequences),
+        )
+        count = min(self._settings.evaluation.num_sequences, len(sequences))
+        for begin in range(size * self._processes.rank, count, size * self._processes.count):
+            batch = sampler.batch(0, begin, min(begin + size, count))
+            yield batch.to(self._processes.device)
+
+    def _measure_decoding(self, drafter: JakiroDrafter) -> list[dict[str, Any]]:
+        """Decode the prompts, each with a separate seed, and return the metrics by temperature."""
+        from inference.decoder import SpeculativeDecoder  # not needed if nothing is decoded
+        from inference.engine.stats import DecodeStats
+
+        target, tokenizer = self._inputs.target.model, self._inputs.tokenizer
+        # The decoder converts its drafter to the target's dtype, and the given one is still saved.
+        decoder = SpeculativeDecoder(target, deepcopy(drafter), tokenizer, "fixed")
+        settings, experts = self._settings.evaluation, self._settings.drafter.experts.num_active
+        limit, prompts = settings.max_new_tokens, list(enumerate(self._inputs.prompts))
+        results = []
+        for temperature in settings.temperatures:
+            here = DecodeStats.pooled(
+                decoder.generate(
+                    prompt, temperature=temperature, seed=seed, max_new_tokens=limit
+                ).stats
+                for seed, prompt in prompts[self._processes.rank :: self._processes.count]
+            )
+            stats = DecodeStats.pooled(self._processes.gather(here))
+            results.append(
+                {
+                    "temperature": temperature,
+                    "tau": stats.tau,
+                    "conditional_acceptance_rate": stats.conditional_acceptance_rate,
+                    "acceptance_by_expert": [stats.acceptance_of(n) for n in range(experts)],
+                    "candidates_by_expert": [stats.proposed_by_proposer[n] for n in range(experts)],
+                    "prompts": len(prompts),
+                    "tokens": stats.emitted,
+                }
+            )
+        return results
+
+
+class Diversity:
+    """Sums, over drafted positions, of the experts' overlap and of the router's entropy.
+
+    Args:
+        num_components: number of separate distributions: with `combine: mixture`, one for each
+            active expert.
+    """
+
+    def __init__(self, processes: Processes, num_experts: int, num_components: int) -> None:
+        self._processes = processes
+        self._num_components = num_components
+        self._have_pairs = num_components > 1
+        self._sums = torch.zeros(3 + num_experts, dtype=torch.float64, device=processes.device)
+
+    @torch.no_grad()
+    def add(self, batch: Batch, logits: Logits, sample: int, output: ExpertsOutput) -> None:
+        """Add the drafted positions of an anchor sample (those with a loss) to the sums."""
+        index = torch.arange(batch.token_ids.shape[1], device=batch.token_ids.device)
+        selected = batch.targets_exist(1) & (index > batch.anchors[:, sample])
+        gate = output.gate[selected].double()
+        overlap = gate.new_zeros(())
+        if self._have_pairs:
+            features = output.features[:, :, 0][selected]
+            for part in features.split(max(1, _CHUNK // self._num_components)):
+                overlap = overlap + top_overlap(logits(part)).double().sum()
+        count = torch.full_like(overlap, len(gate))
+        self._sums += torch.cat([torch.stack([count, overlap, entropy(gate).sum()]), gate.sum(0)])
+
+    def read(self) -> dict[str, Any]:
+        """Return means over positions; all processes must call this method.
+
+        `top_overlap` is the fraction of the 4 most likely tokens that two experts have in common,
+        averaged over pairs of experts.
+        `router_entropy` is the mean entropy of the gates, in nats. It measures how uncertain the
+        router is at a position. `load_entropy` is the entropy of the mean gate, in nats. It
+        measures how evenly the router loads the experts. `top_overlap` is
+        None if the experts have no separate distributions, or if there is only one expert.
+        """
+        count, overlap, entropies, *load = self._processes.sum(self._sums.clone()).tolist()
+        positions = max(count, 1.0)
+        mean_gate = [total / positions for total in load]
+        return {
+            "top_overlap": overlap / positions if self._have_pairs else None,
+            "router_entropy": entropies / positions,
+            "load_entropy": float(entropy(torch.tensor(mean_gate, dtype=torch.float64))),
+            "mean_gate": mean_gate,
+            "positions": int(count),
+        }
+
+
+def top_overlap(logits: Float[Tensor, "n experts vocab"]) -> Float[Tensor, " n"]:
+    """Return the share of their most likely tokens that two experts have in common.
+
+    The share is averaged over all pairs of experts.
+    """
+    best = logits.topk(min(TOP, logits.shape[-1]), dim=-1).indices
+    count, size = best.shape[1:]
+    first, second = torch.triu_indices(count, count, offset=1, device=best.device)
+    common = (best[:, first, :, None] == best[:, second, None, :]).flatten(2).sum(dim=-1)
+    return common.float().mean(dim=1) / size
+
+
+def entropy(probs: Float[Tensor, "*batch n"]) -> Float[Tensor, "*batch"]:
+    """Return the entropy of each distribution, in nats."""
+    return torch.special.entr(probs).sum(dim=-1)
+
+
+class Score(NamedTuple):
+    """The measured quality of a drafter.
+
+    Attributes:
+        metric: "agreement", the share of held-out positions at which the drafter's and the target's
+            most likely next tokens are the same, or "tau", averaged over temperatures.
+    """
+
+    metric: Literal["agreement", "tau"]
+    value: float
+
+    def __str__(self) -> str:
+        if self.metric == "tau":
+            return f"tau {self.value:.2f}"
+        return f"held-out agreement {self.value:.1%}"
+
+
+def score_of(results: Mapping[str, Any]) -> Score | None:
+    """Return the score by which drafters of a run are compared; None if nothing was measured.
+
+    Agreement is measured at many more positions than tau, so it is preferred.
+    """
+    validation = results.get("validation")
+    if validation is not None and validation["positions"]:
+        return Score("agreement", float(validation["levels"][0]["agreement"]))
+    taus = [float(decoding["tau"]) for decoding in results.get("decoding", ())]
+    return Score("tau", sum(taus) / len(taus)) if taus else None
+
+
+def summary_of(results: Mapping[str, Any]) -> str:
+    """Return the agreement and tau of an evaluation as text; empty if nothing was measured."""
+    score = score_of(results)
+    agreement = [str(score)] if score is not None and score.metric == "agreement" else []
+    taus = [
+        f"tau {decoding['tau']:.2f} at temperature {decoding['temperature']:g}"
+        for decoding in results.get("decoding", ())
+    ]
+    return ", ".join([*agreement, *taus])

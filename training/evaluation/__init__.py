@@ -1,1 +1,0 @@
-"""Metrics of a run: validation losses and tau measured by decoding."""

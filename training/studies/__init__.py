@@ -1,1 +1,0 @@
-"""Studies: experiments that consist of several training runs."""
