@@ -76,6 +76,44 @@ def _run(**changes: Any) -> TrainSettings:
     return tiny_run(Path(), **changes)
 
 
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"optimizer": {"warmup_steps": 11}}, r"warmup_steps \(11\) no larger than steps \(10\)"),
+        (
+            {"drafter": {"trunk": FEEDBACK}, "batch": {"anchors": "blocks"}},
+            r"the default of batch\.anchors when",
+        ),
+        ({"engine": {"offload_optimizer": True}}, r"zero_stage 1, 2 or 3 when"),
+        ({"engine": {"offload_parameters": True, "zero_stage": 2}}, r"zero_stage 3 when"),
+        ({"optimizer": {"kind": "muon"}, "engine": {"zero_stage": 2}}, r"zero_stage 0 and"),
+        ({"optimizer": {"kind": "muon", "weight_decay": 0.1}}, r"optimizer\.weight_decay 0"),
+        ({"drafter": {"experts": {"output_norm": "head"}}}, r"feature_weight 0 and"),
+        (
+            {"drafter": {"experts": {"head": "own"}}, "engine": {"zero_stage": 3}},
+            r"zero_stage at most 2 when drafter\.experts\.head is own",
+        ),
+        (
+            {
+                "drafter": {"experts": {"combine": "sum"}},
+                "objective": {"multiple_choice_weight": 0.5},
+            },
+            r"multiple_choice_weight 0 when",
+        ),
+        ({"lora": {}}, r"initialize\.drafter when lora is set"),
+        (
+            {"lora": {}, "initialize": {"drafter": "x"}, "engine": {"zero_stage": 3}},
+            r"zero_stage at most 2 when lora is set",
+        ),
+    ],
+)
+def test_settings_of_a_run_that_contradict_each_other_are_refused(
+    changes: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(ConfigError, match=message):
+        _run(**changes)
+
+
 def _fed_back(**changes: Any) -> TrainSettings:
     values = _run(**changes).model_dump()
     values["drafter"] = {"trunk": FEEDBACK | {"ttt_steps": 3}}
