@@ -151,19 +151,11 @@ class Run:
         settings, checkpoints = self._settings, self._checkpoints
         self._begin(trainer, evaluation)
         state = self._state
-        task = progress.add_task(
-            self._description(), total=self._num_steps, completed=state.step, rate=self._rate()
-        )
+        task = progress.add_task(total=self._num_steps, completed=state.step, **self._labels())
         while not self._is_over:
             self._take_step(trainer)
             total = round(state.step / self._share_done)
-            progress.update(
-                task,
-                completed=state.step,
-                total=total,
-                description=self._description(),
-                rate=self._rate(),
-            )
+            progress.update(task, completed=state.step, total=total, **self._labels())
             if self._is_due(self._evaluation_interval) and not self._is_over:
                 evaluated = self._evaluate(trainer, evaluation)
                 if self._has_stalled:
@@ -250,8 +242,7 @@ class Run:
         drafter = trainer.copy_drafter()
         if evaluation.size:
             _logger.info(f"evaluating the drafter after step {self._state.step}")
-        with explain_exhaustion(self._settings.run_folder):
-            metrics = evaluation.measure(drafter)
+        metrics = evaluation.measure(drafter)
         self._write({"evaluation": metrics})
         if summary := summary_of(metrics):
             _logger.info(f"step {self._state.step}: {summary}")
@@ -303,14 +294,13 @@ class Run:
         if self._metrics is not None:
             self._metrics.write(self._state.step, facts)
 
-    def _description(self) -> str:
+    def _labels(self) -> dict[str, Any]:
+        """Return the texts of the progress bar, which are those of the last record."""
         losses = self._state.losses
         if not losses:
-            return "drafter"
+            return {"description": "drafter", "rate": ""}
         agreement = " ".join(f"{level['agreement']:.2f}" for level in losses["levels"])
-        return f"drafter: loss {losses['loss']:.3f}, agreement {agreement}"
-
-    def _rate(self) -> str:
-        """Return the speed in the last record as text; empty before the first record."""
-        speed = self._state.losses.get("tokens_per_second")
-        return "" if speed is None else f"{speed:,.0f} tokens/s"
+        return {
+            "description": f"drafter: loss {losses['loss']:.3f}, agreement {agreement}",
+            "rate": f"{losses['tokens_per_second']:,.0f} tokens/s",
+        }
