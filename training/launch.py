@@ -19,9 +19,15 @@ from jakiro.errors import EXIT_CODE_INTERRUPTED, ConfigError
 from jakiro.utils.logs import get_logger
 from jakiro.utils.settings import Settings
 
+if TYPE_CHECKING:
+    from training.config import TrainSettings
+
 _logger = get_logger(__name__)
 
+# A variable of processes whose launcher leads a session.
+LAUNCHED = "JAKIRO_LAUNCHED"
 _PR_SET_PDEATHSIG = 1  # of Linux
+_LOCAL_LAUNCHER = "deepspeed.launcher.launch"  # DeepSpeed's launcher for a single machine
 
 
 def end_with_parent() -> int:
@@ -36,14 +42,6 @@ def end_with_parent() -> int:
         if os.getppid() != parent:  # it has ended meanwhile, and there is no signal any more
             os.kill(os.getpid(), signal.SIGKILL)
     return parent
-
-
-if TYPE_CHECKING:
-    from training.config import TrainSettings
-
-# A variable of processes whose launcher leads a session.
-LAUNCHED = "JAKIRO_LAUNCHED"
-_LOCAL_LAUNCHER = "deepspeed.launcher.launch"  # DeepSpeed's launcher for a single machine
 
 
 class LaunchOptions(Settings):

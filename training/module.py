@@ -20,6 +20,13 @@ from training.loss.settings import ObjectiveSettings
 from training.processes import Processes
 from training.target_states.store import TargetStateStore, view_of
 
+OnOutput = Callable[[int, ExpertsOutput], None]
+
+_PER_LEVEL = {
+    *("token", "multiple_choice", "feature", "contrast", "correct"),
+    *("level_count", "level_weight"),
+}
+
 
 class TargetReader:
     """Runs the frozen target over batches, or reads its states from disk.
@@ -95,9 +102,6 @@ def move_target(target: TargetAdapter, device: torch.device, *, needs_layers: bo
         part.to(device)
 
 
-OnOutput = Callable[[int, ExpertsOutput], None]
-
-
 class TrainingModule(nn.Module):
     """Computes the summed loss of a batch; contains the drafter and no part of the target."""
 
@@ -137,12 +141,6 @@ class TrainingModule(nn.Module):
             on_output(sample, output)
         summed = (torch.stack(column).sum(dim=0) for column in zip(*terms, strict=True))
         return length.added_to(LossTerms(*summed))
-
-
-_PER_LEVEL = {
-    *("token", "multiple_choice", "feature", "contrast", "correct"),
-    *("level_count", "level_weight"),
-}
 
 
 class Meter:

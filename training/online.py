@@ -44,6 +44,14 @@ from training.loss.settings import ObjectiveSettings
 from training.module import TargetReader, TrainingModule
 from training.setup.adapters import add_adapters, merged
 
+FEWEST = 4  # with fewer prompts, no version is ever better
+_NICENESS = 19  # the lowest priority
+
+# Forward KL alone, as in arXiv 2310.07177, because only the draft distribution affects acceptance.
+_OBJECTIVE = ObjectiveSettings(
+    token_weight=1.0, token_loss="kl", feature_weight=0.0, contrast_weight=0.0
+)
+
 
 def cut(passage: Passage, max_length: int) -> Passage:
     """Return a passage of at most `max_length` tokens, whose continuation begins where it began.
@@ -91,9 +99,6 @@ def _row(passage: Passage, length: int) -> PackedSequence:
         documents=np.where(is_padding, -1, 0),
         is_response=(index >= passage.prompt_length) & ~is_padding,
     )
-
-
-FEWEST = 4  # with fewer prompts, no version is ever better
 
 
 class GateResult(NamedTuple):
@@ -195,13 +200,6 @@ def _tau(counts: Floats) -> float:
 def _decoder(target: TargetAdapter, drafter: JakiroDrafter) -> SpeculativeDecoder:
     used = TrainedDrafter.for_target(deepcopy(drafter), target, forms=(), other_weights=True)
     return SpeculativeDecoder(target.model, used, tree="fixed")
-
-
-_NICENESS = 19  # the lowest priority
-# Forward KL alone, as in arXiv 2310.07177, because only the draft distribution affects acceptance.
-_OBJECTIVE = ObjectiveSettings(
-    token_weight=1.0, token_loss="kl", feature_weight=0.0, contrast_weight=0.0
-)
 
 
 def main() -> None:

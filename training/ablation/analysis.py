@@ -15,6 +15,38 @@ from training.config import TrainSettings
 
 ArmVerdict = Literal["base", "better", "worse", "not resolved"]
 
+# Settings in which the four arms of a 2 x 2 comparison may differ: these settings define the arms,
+# make them equally large, or identify a run.
+_DIFFERENT: Any = {
+    "drafter": {"experts": {"num_experts", "active_experts", "intermediate_size"}},
+    "objective": {"contrast_weight"},
+    "seed": True,
+    "run_folder": True,
+}
+
+_WORDS = {
+    "experts": "several experts",
+    "contrast": "contrastive loss",
+    "interaction": "interaction of the two",
+}
+
+# Exponents of the tau of the four arms of a 2 x 2 comparison, in the order of `find_cells`.
+_EXPONENTS = {
+    "experts": (0.5, 0.5, -0.5, -0.5),
+    "contrast": (0.5, -0.5, 0.5, -0.5),
+    "interaction": (1.0, -1.0, -1.0, 1.0),
+}
+
+_Rates = Mapping[str, Rate]  # of each method, over all seeds and prompts
+
+_NAMES = ("arm", "size", "width", "T", "tau", "tau / base", "tokens/s / base", "verdict")
+_EXPERT_NAMES = ("arm", "top-4 overlap", "router entropy", "load entropy")
+_LEGEND = (
+    "Top-4 overlap: fraction of the four most likely tokens that two experts have in common. "
+    "Router entropy: mean entropy of the experts' weights at a position. Load entropy: entropy of "
+    "the experts' mean weights. Entropies are in nats."
+)
+
 
 class ArmRow(Settings):
     """Results of one arm at one temperature.
@@ -106,27 +138,6 @@ class StudyResults(Settings):
         return [row for row in self.rows if row.temperature == temperature]
 
 
-# Settings in which the four arms of a 2 x 2 comparison may differ: these settings define the arms,
-# make them equally large, or identify a run.
-_DIFFERENT: Any = {
-    "drafter": {"experts": {"num_experts", "active_experts", "intermediate_size"}},
-    "objective": {"contrast_weight"},
-    "seed": True,
-    "run_folder": True,
-}
-_WORDS = {
-    "experts": "several experts",
-    "contrast": "contrastive loss",
-    "interaction": "interaction of the two",
-}
-# Exponents of the tau of the four arms of a 2 x 2 comparison, in the order of `find_cells`.
-_EXPONENTS = {
-    "experts": (0.5, 0.5, -0.5, -0.5),
-    "contrast": (0.5, -0.5, 0.5, -0.5),
-    "interaction": (1.0, -1.0, -1.0, 1.0),
-}
-
-
 def find_cells(arms: Mapping[str, TrainSettings]) -> dict[str, str] | None:
     """Return the names of the four arms of a 2 x 2 comparison; None if an arm is missing.
 
@@ -183,9 +194,6 @@ def _is_cell(settings: TrainSettings, both: TrainSettings) -> bool:
 def _has_both(settings: TrainSettings) -> tuple[bool, bool]:
     """Return whether an arm has several experts, and whether it has contrastive loss."""
     return settings.drafter.experts.num_experts > 1, settings.objective.contrast_weight > 0
-
-
-_Rates = Mapping[str, Rate]  # of each method, over all seeds and prompts
 
 
 def analyse(documents: Mapping[int, ComparisonDocument], arms: Sequence[Arm]) -> StudyResults:
@@ -293,15 +301,6 @@ def _note(num_seeds: int, num_prompts: int, rows: Sequence[ArmRow]) -> str:
         f"no arm differed from the base, about {rate} of the {num_verdicts} verdicts on tau would "
         "be 'better' or 'worse'."
     )
-
-
-_NAMES = ("arm", "size", "width", "T", "tau", "tau / base", "tokens/s / base", "verdict")
-_EXPERT_NAMES = ("arm", "top-4 overlap", "router entropy", "load entropy")
-_LEGEND = (
-    "Top-4 overlap: fraction of the four most likely tokens that two experts have in common. "
-    "Router entropy: mean entropy of the experts' weights at a position. Load entropy: entropy of "
-    "the experts' mean weights. Entropies are in nats."
-)
 
 
 def to_markdown(results: StudyResults) -> str:

@@ -35,6 +35,22 @@ SYSTEM = "system"
 # Keys of a turn that templates may read in addition to its role and content.
 _MORE = ("name", "reasoning_content", "thinking", "tool_call_id", "tool_calls")
 
+# Some templates call this function to write today's date. It is replaced by a macro with a fixed
+# date, because otherwise the same data would be encoded differently every day.
+_CLOCK = "strftime_now"
+_STOPPED_CLOCK = (
+    "{%- macro strftime_now(format) -%}{{- format"
+    " | replace('%Y', '2024') | replace('%y', '24') | replace('%m', '07') | replace('%d', '26')"
+    " | replace('%b', 'Jul') | replace('%B', 'July') | replace('%A', 'Friday')"
+    " | replace('%a', 'Fri') | replace('%H', '12') | replace('%M', '00') | replace('%S', '00')"
+    " -}}{%- endmacro -%}"
+)
+
+# A tag at the end of a question that opens reasoning, and one that closes it.
+_OPENING = re.compile(r"(<think(?:ing)?>|\[THINK\])\s*$")
+_CLOSING = re.compile(r"</think(?:ing)?>|\[/THINK\]")
+_USER_TEXT = "What the user writes"
+
 
 class Chat(NamedTuple):
     """A conversation as chat templates read it, and its location in the data."""
@@ -141,24 +157,6 @@ def _parse_tools(tools: Any, location: str) -> list[Any] | None:
     raise RecordError(
         f"{location} has malformed tools", expected="a list of objects", got=repr(tools)[:80]
     )
-
-
-# Some templates call this function to write today's date. It is replaced by a macro with a fixed
-# date, because otherwise the same data would be encoded differently every day.
-_CLOCK = "strftime_now"
-_STOPPED_CLOCK = (
-    "{%- macro strftime_now(format) -%}{{- format"
-    " | replace('%Y', '2024') | replace('%y', '24') | replace('%m', '07') | replace('%d', '26')"
-    " | replace('%b', 'Jul') | replace('%B', 'July') | replace('%A', 'Friday')"
-    " | replace('%a', 'Fri') | replace('%H', '12') | replace('%M', '00') | replace('%S', '00')"
-    " -}}{%- endmacro -%}"
-)
-
-# A tag at the end of a question that opens reasoning, and one that closes it.
-_OPENING = re.compile(r"(<think(?:ing)?>|\[THINK\])\s*$")
-_CLOSING = re.compile(r"</think(?:ing)?>|\[/THINK\]")
-
-_USER_TEXT = "What the user writes"
 
 
 class Span(NamedTuple):

@@ -27,6 +27,11 @@ _MOST_ANSWERS = 16  # largest number of answers to one prompt
 
 Documents = npt.NDArray[np.int64]
 
+COVERAGE = 0.97  # share of the response tokens that an automatic size is meant to cover
+_FEW = 8  # a vocabulary is suspiciously small if it has less than this share of its tokens
+
+Counts = npt.NDArray[np.int64]
+
 
 def split_validation(
     store: TokenStore, count: int, fraction: float = 1.0
@@ -121,13 +126,6 @@ def _prompt_in(document: Document, prompt_tokens: int) -> list[int]:
     first_response = int(np.argmax(document.is_response))
     length = first_response or min(prompt_tokens, len(document.token_ids) // 2)
     return document.token_ids[:length].tolist()
-
-
-COVERAGE = 0.97  # share of the response tokens that an automatic size is meant to cover
-_FEW = 8  # a vocabulary is suspiciously small if it has less than this share of its tokens
-
-
-Counts = npt.NDArray[np.int64]
 
 
 def choose_draft_ids(

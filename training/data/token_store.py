@@ -28,7 +28,6 @@ from training.data.sources import Intake, Record, Source, find_sources, read_all
 # This number is part of the fingerprint. Raise it whenever the code changes in such a way that the
 # same records are encoded differently.
 _REVISION = 5
-
 SHOWN = 600  # largest number of tokens of a document that a preview shows
 
 # Tokenizers with the same vocabulary may encode this text differently, and end texts differently.
@@ -160,7 +159,8 @@ def open_tokens(
             records = encode_records(tokenizer, read_all(sources, intake), intake, vocab_size)
             write_tokens(path, records, intake)
             store = _map(path, key, sources)
-    assert store is not None and store.counts is not None  # noqa: PT018
+    assert store is not None
+    assert store.counts is not None
     # The tokens may have been stored for another target.
     check_vocabulary(store.counts.highest_id, "the data", vocab_size)
     return store

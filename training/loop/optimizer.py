@@ -18,6 +18,10 @@ from training.config import OptimizerSettings
 _COEFFICIENTS = (3.4445, -4.7750, 2.0315)
 _SMALLEST_NORM = 1e-7
 _MOMENTUM = 0.95
+ADAMW_SHARE = 0.15  # ratio of AdamW's learning rate to Muon's when both are used
+
+# Parameters that map to scores of experts or tokens, gains of norms for several layers, and inputs.
+_NO_HIDDEN_LAYER = ("router", "own_head", "state_norm", "level_masks")
 
 
 def orthogonalize(
@@ -77,13 +81,6 @@ def _by_shape(parameters: Iterable[Tensor]) -> Iterable[list[Tensor]]:
 def _gradient(matrix: Tensor) -> Tensor:
     assert matrix.grad is not None
     return matrix.grad
-
-
-ADAMW_SHARE = 0.15  # ratio of AdamW's learning rate to Muon's when both are used
-
-
-# Parameters that map to scores of experts or tokens, gains of norms for several layers, and inputs.
-_NO_HIDDEN_LAYER = ("router", "own_head", "state_norm", "level_masks")
 
 
 class MuonBesideAdamW(AdamW):

@@ -30,6 +30,16 @@ from jakiro.target.adapter import TargetAdapter
 from training.loss.batch import Batch, read_batch
 from training.setup.target_layer import LayerFeedForward, layers_of
 
+# Penalty of a ridge regression, as a share of the mean square of each kind of input.
+_RIDGE = 0.03
+
+# Penalty for the encoder, as a share of the mean squared norm of the columns of B.
+_ENCODER_RIDGE = 0.01
+
+# Smallest scale of a channel, relative to the median. The bound is needed because the gains of the
+# drafter's norms are divided by the scale.
+_SMALLEST = 0.01
+
 
 class DrafterInputs(NamedTuple):
     """The inputs of a drafter at each position, and the feature that it learns to predict.
@@ -95,15 +105,6 @@ def observe(layer: nn.Module, down: nn.Module | None) -> Iterator[dict[str, Tens
     finally:
         for hook in hooks:
             hook.remove()
-
-
-# Penalty of a ridge regression, as a share of the mean square of each kind of input.
-_RIDGE = 0.03
-# Penalty for the encoder, as a share of the mean squared norm of the columns of B.
-_ENCODER_RIDGE = 0.01
-# Smallest scale of a channel, relative to the median. The bound is needed because the gains of the
-# drafter's norms are divided by the scale.
-_SMALLEST = 0.01
 
 
 class LayerFit(NamedTuple):

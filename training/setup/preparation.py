@@ -38,6 +38,8 @@ _REMEDY = "check target.name_or_path"
 # shapes of weights.
 _ANY_DEPTH: Any = {"schedule": {"autoregressive_levels"}, "trunk": {"ttt_steps"}}
 
+_MANY_EPOCHS = 10  # a run of more epochs mostly repeats what it has learned
+
 
 def load_model(settings: TargetSettings) -> PreTrainedModel:
     """Load the target in the dtype that the settings name."""
@@ -111,9 +113,6 @@ def _require_same_shapes(name: str, start: JakiroDrafter, config: JakiroConfig) 
                 expected=wanted.get(key),
                 got=part.shape,
             )
-
-
-_MANY_EPOCHS = 10  # a run of more epochs mostly repeats what it has learned
 
 
 @dataclass(frozen=True)

@@ -15,6 +15,17 @@ from jakiro.target.attention_shape import AttentionShape
 from jakiro.target.step import StepInput
 
 FLOATS = (torch.float32, torch.bfloat16, torch.float16)
+_POSITIONS = 8  # number of positions at which keys are compared
+_TOLERANCE = 0.02  # share of the keys' mean magnitude, above the rounding error of half precision
+_PROJECTIONS = ("q_proj", "k_proj", "v_proj", "o_proj")
+_NORMS = ("input_layernorm", "attention_layernorm")  # absent if no norm precedes attention
+_FEED_FORWARD_PROJECTIONS = ("gate_proj", "up_proj", "down_proj")
+_GATES = ("silu", "swish")
+_FURTHER_NORMS = (
+    "pre_feedforward_layernorm",
+    "post_feedforward_layernorm",
+    "post_mlp_layernorm",
+)
 
 
 def have_matrices(owner: object, names: Collection[str]) -> bool:
@@ -61,10 +72,6 @@ def _without_bias(linear: Any) -> Iterator[None]:
         linear.bias = bias
 
 
-_POSITIONS = 8  # number of positions at which keys are compared
-_TOLERANCE = 0.02  # share of the keys' mean magnitude, above the rounding error of half precision
-
-
 @torch.no_grad()
 def is_interleaved(target: TargetAdapter, layer: int) -> bool | None:
     """Return whether the channels of a rotated pair of keys are adjacent, not half a head apart.
@@ -105,10 +112,6 @@ def _keys_of_one_token(target: TargetAdapter, layer: int) -> Float[Tensor, "posi
 
 def _differ(keys: Tensor, others: Tensor) -> bool:
     return bool((keys - others).abs().mean() > _TOLERANCE * others.abs().mean())
-
-
-_PROJECTIONS = ("q_proj", "k_proj", "v_proj", "o_proj")
-_NORMS = ("input_layernorm", "attention_layernorm")  # absent if no norm precedes attention
 
 
 class LayerAttention(NamedTuple):
@@ -273,15 +276,6 @@ def _unusable(number: int, expected: str, got: str | None = None) -> ConfigError
         got=got,
         remedy="set initialize.attention_layer to another layer or to null",
     )
-
-
-_FEED_FORWARD_PROJECTIONS = ("gate_proj", "up_proj", "down_proj")
-_GATES = ("silu", "swish")
-_FURTHER_NORMS = (
-    "pre_feedforward_layernorm",
-    "post_feedforward_layernorm",
-    "post_mlp_layernorm",
-)
 
 
 class LayerFeedForward(NamedTuple):

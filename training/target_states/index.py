@@ -27,6 +27,10 @@ _MAX_HASHED = 4096
 # Keys of a target's configuration that are not hashed, because they describe the target's origin or
 # the way it is run.
 _BOOKKEEPING = {"transformers_version", "architectures", "dtype", "torch_dtype", "use_cache"}
+INDEX = "index.json"
+
+# Names and dtypes of the normalizers in a shard, each of shape [sequences, length].
+NORMALIZERS = {"log_sum": torch.float32, "best": torch.int32}
 
 
 class TargetStateFingerprint(Settings):
@@ -109,12 +113,6 @@ def _hash_packing(inputs: RunInputs) -> str:
         for part in (sequence.token_ids, sequence.positions, sequence.documents):
             digest.update(part.tobytes())
     return digest.hexdigest()
-
-
-INDEX = "index.json"
-
-# Names and dtypes of the normalizers in a shard, each of shape [sequences, length].
-NORMALIZERS = {"log_sum": torch.float32, "best": torch.int32}
 
 
 class Shard(Settings):

@@ -42,6 +42,8 @@ FEATURES = "features"
 
 Parts = Mapping[str, Float[Tensor, "batch length width"]]
 
+_OPEN_SHARDS = 256  # largest number of shards that are mapped at a time
+
 
 class States(NamedTuple):
     """Indices of the states that shards contain in addition to the features."""
@@ -137,9 +139,6 @@ def _heads(layer: Tensor, shape: HeadShape) -> TailKV:
     count = shape.num_kv_heads
     pair = layer.split([count * shape.key_dim, count * shape.value_dim], dim=-1)
     return tuple(part.unflatten(-1, (count, -1)).transpose(1, 2) for part in pair)
-
-
-_OPEN_SHARDS = 256  # largest number of shards that are mapped at a time
 
 
 class TargetStateStore:
