@@ -3,6 +3,7 @@
 import pytest
 import torch
 from helpers.models import tiny_settings
+from helpers.quick import mostly_slow
 from helpers.training import batch_for, tiny_training
 from helpers.variants import FEEDBACK, OWN, VARIANTS, WIDE
 from torch.utils.flop_counter import FlopCounterMode
@@ -38,7 +39,10 @@ def without_sharing(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(training.module, "shared_normalizers", lambda *_: None)
 
 
-@pytest.mark.parametrize("name", DRAFTED)
+QUICK = {"draft-vocabulary", "feedback-tail-1", "own-head-P2"}
+
+
+@pytest.mark.parametrize("name", mostly_slow(DRAFTED, quick=QUICK))
 def test_losses_and_gradients_are_those_without_shared_normalizers(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
