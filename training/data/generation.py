@@ -7,7 +7,6 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Literal
 
-from filelock import FileLock, Timeout
 from pydantic import Field
 
 from jakiro.errors import ConfigError
@@ -94,6 +93,8 @@ class OutputFile:
         Args:
             fingerprint: JSON values of everything that determines the records, by name.
         """
+        from filelock import FileLock, Timeout  # every command reads the settings above
+
         # The file of the lock stays: after its removal, two processes could lock two files.
         try:
             with FileLock(self.path.with_name(f".{self.path.name}.lock"), timeout=0):
