@@ -38,6 +38,9 @@ class Run:
     All processes take part, and the first process writes the files.
     """
 
+    _trainer: Trainer
+    _evaluation: Evaluation
+
     def __init__(self, inputs: RunInputs, processes: Processes) -> None:
         self._inputs = inputs
         self._settings = inputs.settings
@@ -99,13 +102,13 @@ class Run:
             TORCH_DTYPES[self._settings.engine.dtype],
             self._target_states,
         )
-        trainer = Trainer(drafter, reader, sampler, self._settings, self._processes)
-        evaluation = Evaluation(self._inputs, reader, self._processes)
+        trainer = self._trainer = Trainer(drafter, reader, sampler, self._settings, self._processes)
+        self._evaluation = Evaluation(self._inputs, reader, self._processes)
         try:
             with self._interruption.receive():
-                stopped = self._take_steps(trainer, evaluation, progress)
-            drafter, metrics = stopped or self._evaluate(trainer, evaluation)
-            end = self._state_now(trainer)
+                stopped = self._take_steps(progress)
+            drafter, metrics = stopped or self._evaluate()
+            end = self._state_now()
             self._exporter.finish(drafter, trainer.copy_as_trained(), metrics, end)
         finally:
             if self._metrics is not None:
@@ -141,28 +144,26 @@ class Run:
             narrow_steps=round(self._settings.batch.curriculum_fraction * self._num_steps),
         )
 
-    def _take_steps(
-        self, trainer: Trainer, evaluation: Evaluation, progress: Progress
-    ) -> tuple[JakiroDrafter, dict[str, Any]] | None:
+    def _take_steps(self, progress: Progress) -> tuple[JakiroDrafter, dict[str, Any]] | None:
         """Take the remaining steps.
 
         If evaluations end the run early, return the last drafter with its metrics, otherwise None.
         """
         settings, checkpoints = self._settings, self._checkpoints
-        self._begin(trainer, evaluation)
+        self._begin()
         state = self._state
         task = progress.add_task(total=self._num_steps, completed=state.step, **self._labels())
         while not self._is_over:
-            self._take_step(trainer)
+            self._take_step()
             total = round(state.step / self._share_done)
             progress.update(task, completed=state.step, total=total, **self._labels())
             if self._is_due(self._evaluation_interval) and not self._is_over:
-                evaluated = self._evaluate(trainer, evaluation)
+                evaluated = self._evaluate()
                 if self._has_stalled:
                     return evaluated
             writes = settings.checkpoint.every is not None
             if self._is_due(settings.checkpoint.every) or (writes and self._is_interrupted):
-                checkpoints.save(trainer.engine, state)
+                checkpoints.save(self._trainer.engine, state)
             if self._is_interrupted and not self._is_over:
                 self._end_interrupted(is_saved=writes)
         return None
@@ -180,17 +181,17 @@ class Run:
             )
         raise KeyboardInterrupt
 
-    def _begin(self, trainer: Trainer, evaluation: Evaluation) -> None:
+    def _begin(self) -> None:
         """Resume from the last checkpoint, or test and evaluate the drafter of a new run."""
         settings = self._settings
-        state = self._state = self._checkpoints.restore(trainer.engine)
+        state = self._state = self._checkpoints.restore(self._trainer.engine)
         # The drafter in `best` may come from a later step than the checkpoint. Evaluations since
         # the checkpoint are repeated.
         state.add_kept(self._folder.best_state)
         self._elapsed = self._fraction_of(state.seconds)
         self._processes.wait()  # until all processes have read `best`, which may change below
         every = self._evaluation_interval = settings.evaluation.interval(
-            self._num_steps, settings.batch.global_batch_size, evaluation.size
+            self._num_steps, settings.batch.global_batch_size, self._evaluation.size
         )
         if state.step:
             _logger.info(f"the run resumes after step {state.step}")
@@ -202,7 +203,7 @@ class Run:
         if self._processes.is_first:
             self._metrics = MetricsLog(self._folder.path, state.step)
         if every is not None and not state.step:
-            self._evaluate(trainer, evaluation)
+            self._evaluate()
 
     @property
     def _has_stalled(self) -> bool:
@@ -216,8 +217,8 @@ class Run:
         )
         return True
 
-    def _take_step(self, trainer: Trainer) -> None:
-        started, state = perf_counter(), self._state
+    def _take_step(self) -> None:
+        started, state, trainer = perf_counter(), self._state, self._trainer
         rate = trainer.step(state.step, self._elapsed)
         state.step += 1
         seconds = state.seconds + self._seconds_unrecorded + perf_counter() - started
@@ -235,29 +236,27 @@ class Run:
         if is_recorded:
             self._record(means | {"learning_rate": rate} | trainer.facts)
 
-    def _evaluate(
-        self, trainer: Trainer, evaluation: Evaluation
-    ) -> tuple[JakiroDrafter, dict[str, Any]]:
+    def _evaluate(self) -> tuple[JakiroDrafter, dict[str, Any]]:
         """Evaluate the drafter, export it if it is the best so far; return it with its metrics."""
-        drafter = trainer.copy_drafter()
-        if evaluation.size:
+        drafter = self._trainer.copy_drafter()
+        if self._evaluation.size:
             _logger.info(f"evaluating the drafter after step {self._state.step}")
-        metrics = evaluation.measure(drafter)
+        metrics = self._evaluation.measure(drafter)
         self._write({"evaluation": metrics})
         if summary := summary_of(metrics):
             _logger.info(f"step {self._state.step}: {summary}")
         score = score_of(metrics)
         if score is not None and self._state.add_score(*score):
-            now = self._state_now(trainer)
-            self._exporter.keep_best(drafter, trainer.copy_as_trained, metrics, now)
+            now, as_trained = self._state_now(), self._trainer.copy_as_trained
+            self._exporter.keep_best(drafter, as_trained, metrics, now)
         return drafter, metrics
 
-    def _state_now(self, trainer: Trainer) -> RunState:
+    def _state_now(self) -> RunState:
         """Return the run's state, including the tokens and seconds since the last record."""
         state = self._state
         return replace(
             state,
-            tokens=state.tokens + trainer.meter.count_tokens(),
+            tokens=state.tokens + self._trainer.meter.count_tokens(),
             seconds=state.seconds + self._seconds_unrecorded,
         )
 
