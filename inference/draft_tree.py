@@ -30,7 +30,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from jakiro.utils.device_constants import indices_on
+from jakiro.utils.devices import indices_on
 
 NUM_FIELDS = 7  # integers per candidate that are copied to the host
 ROOT = -1  # the parent of first-level nodes: the last emitted token, which the target has not read

@@ -1,6 +1,5 @@
 """The demo: a drafter trained for a chat model in a few minutes, and a comparison of methods."""
 
-import hashlib
 import json
 import shlex
 from collections.abc import Callable
@@ -13,22 +12,22 @@ from rich.text import Text
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from inference.benchmark.document import ComparisonDocument
-from inference.benchmark.method_names import parse_methods
-from inference.benchmark.report.table import figures_table
+from inference.benchmark.report import figures_table, page_of
 from inference.benchmark.run import Comparison, prompts_for
-from inference.benchmark.settings import ComparisonSettings
-from inference.benchmark.subject import Subject, build_methods, load_target
+from inference.benchmark.settings import ComparisonSettings, parse_methods
+from inference.benchmark.subject import Subject, build_methods
 from inference.generation.colored_text import pieces_by_depth, terminal_legend, terminal_style
 from inference.generation.prompts import encode_prompt
 from jakiro.drafter import JakiroDrafter
-from jakiro.utils.extras import require_extra
+from jakiro.utils.devices import Device, choose_device
 from jakiro.utils.fetch import fetch_model
-from jakiro.utils.files import ensure_writable_folder, fingerprint, write_atomically
+from jakiro.utils.files import checksum, ensure_writable_folder, fingerprint, write_atomically
 from jakiro.utils.logs import quiet_libraries
-from jakiro.utils.packaged import assets_of
-from jakiro.utils.pretrained import Device, choose_device
+from jakiro.utils.packaged import assets_of, require_extra
+from jakiro.utils.pretrained import load_target
 from jakiro.utils.progress import ProgressDisplay, tracked
 from jakiro.utils.settings import load_settings
+from jakiro.utils.wording import dtype_name, short_dtype
 from training.config import TrainSettings
 from training.processes import launch_environment
 from training.train import train
@@ -72,8 +71,8 @@ def run_demo(
         Console().print(part, highlight=False)
     if store is not None:
         store(document.model_dump_json(indent=1) + "\n")
-    page = _write_report(document, folder)
-    console.print(f"report: {page}", soft_wrap=True)
+    write_atomically(folder / "demo.html", page_of(document))
+    console.print(f"report: {folder / 'demo.html'}", soft_wrap=True)
     _show_next(Console(), str(fresh))
 
 
@@ -88,7 +87,7 @@ def _train(
     """Return the folder of a drafter trained for a few minutes; train it unless it is cached."""
     conversations = sorted((ASSETS / "conversations").glob("*.parquet"))[:1]
     changes = {
-        "target.dtype": {"torch.bfloat16": "bf16"}.get(str(model.dtype), "fp32"),
+        "target.dtype": short_dtype(dtype_name(model.dtype)),
         "data.paths": [str(path) for path in conversations],
         "data.cache_folder": str(folder / "tokens"),
         "engine.device": device,
@@ -99,8 +98,7 @@ def _train(
     }
     overrides = [f"{key}={json.dumps(value)}" for key, value in changes.items()]
     settings = load_settings(TrainSettings, ASSETS / "train.yaml", overrides)
-    contents = [hashlib.sha256(path.read_bytes()).hexdigest() for path in conversations]
-    key = fingerprint(settings.model_dump(mode="json"), contents)
+    key = fingerprint(settings.model_dump(mode="json"), [checksum(path) for path in conversations])
     run_folder = folder / f"drafter-{MODEL}-{key[:16]}"
     settings = settings.model_copy(update={"run_folder": run_folder})
     return train(settings, model=model, tokenizer=tokenizer, progress=progress)
@@ -125,15 +123,7 @@ def _compare(fresh: Path, subject: Subject, progress: Progress) -> ComparisonDoc
     )
     prompts = prompts_for(settings)
     methods = build_methods(parse_methods(settings.methods), subject)
-    comparison = Comparison(settings, prompts, methods, subject.model, subject.tokenizer, MODEL)
-    return comparison.run(tracked(progress))
-
-
-def _write_report(document: ComparisonDocument, folder: Path) -> Path:
-    from inference.benchmark.report.page import render  # imports matplotlib, which takes a second
-
-    write_atomically(folder / "demo.html", render(document))
-    return folder / "demo.html"
+    return Comparison(settings, prompts, methods, subject, MODEL).run(tracked(progress))
 
 
 def _show_example(subject: Subject) -> None:

@@ -24,12 +24,10 @@ from jakiro.levels import HiddenTransfer, LevelHeads, LevelMasks
 from jakiro.target.cache import TargetState
 from jakiro.target.ends import TargetEnds
 from jakiro.target.weights import WeightForm
-from jakiro.utils.fetch import KNOWN_MODELS
-from jakiro.utils.gguf import find_gguf
-from jakiro.utils.hub import hub_options
-from jakiro.utils.memory import is_out_of_memory, too_little_memory
+from jakiro.utils.devices import is_out_of_memory, too_little_memory
+from jakiro.utils.fetch import KNOWN_MODELS, find_gguf
 from jakiro.utils.packaged import packaged_drafter
-from jakiro.utils.pretrained import LOADING_ERRORS, reason_of
+from jakiro.utils.pretrained import LOADING_ERRORS, hub_options, reason_of
 from moa.attention import Stores, no_history
 from moa.memory import MemoryEncoder
 from moa.norm import RMSNorm

@@ -6,8 +6,8 @@ from typing import Annotated, Literal
 from pydantic import BeforeValidator, Field, NonNegativeInt, model_validator
 
 from jakiro.errors import ConfigError
-from jakiro.utils.dtype_names import short_dtype
 from jakiro.utils.settings import Settings
+from jakiro.utils.wording import short_dtype
 from training.loss.anchors import Anchors
 
 # Torch's names, such as bfloat16, are accepted as well.

@@ -63,7 +63,7 @@ class LaunchOptions(Settings):
             return self.processes
         import torch
 
-        from jakiro.utils.pretrained import choose_device
+        from jakiro.utils.devices import choose_device
 
         is_gpu = choose_device(settings.engine.device).type == "cuda"
         return torch.cuda.device_count() if is_gpu else 1
@@ -130,7 +130,7 @@ def command(
 
 def _devices(count: int, settings: "TrainSettings") -> list[str]:
     """Return the devices of the processes on this machine."""
-    from jakiro.utils.pretrained import choose_device
+    from jakiro.utils.devices import choose_device
 
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     if visible is None or choose_device(settings.engine.device).type != "cuda":
@@ -151,7 +151,7 @@ def launch(words: Sequence[str], settings: "TrainSettings") -> int:
     does not receive them, because it would kill processes that are saving. If this process is
     killed, so are the others on this machine.
     """
-    from jakiro.utils.pretrained import choose_device
+    from jakiro.utils.devices import choose_device
 
     device = choose_device(settings.engine.device).type
     leads = {LAUNCHED: "1"} if _LOCAL_LAUNCHER in words else {}

@@ -22,10 +22,9 @@ from torch import Tensor
 from torch import distributed as dist
 
 from jakiro.errors import JakiroError, ResourceError
+from jakiro.utils.devices import Device, choose_device, is_out_of_memory
 from jakiro.utils.files import is_disk_full
 from jakiro.utils.logs import get_logger
-from jakiro.utils.memory import is_out_of_memory
-from jakiro.utils.pretrained import Device, choose_device
 from jakiro.utils.wording import summary_of
 
 _logger = get_logger(__name__)

@@ -31,7 +31,7 @@ Job = dict[str, Any]  # prompts (lists of token ids), max_new_tokens, temperatur
 Decode = Callable[[Job], list[int]]  # returns the number of new tokens of each prompt
 Speeds = dict[str, list[float]]  # tokens per second of each engine, for each group of prompts
 
-OWN = {"autoregressive": None, "lookup": "lookup", "trained": "{0}", "both": "lookup+drafter={0}"}
+OURS = {"autoregressive": None, "lookup": "lookup", "trained": "{0}", "both": "lookup+drafter={0}"}
 TRANSFORMERS = ("transformers", "transformers-compiled", "transformers-lookup")
 NGRAMS = {"method": "ngram", "num_speculative_tokens": 5, "prompt_lookup_max": 4}
 LLAMA_NGRAMS = ("--spec-type", "ngram-simple")
@@ -46,12 +46,12 @@ PORT = 8137
 
 def decoder_of(engine: str, given: argparse.Namespace) -> Decode:
     """Load an engine in this process."""
-    if engine in OWN:
-        return _own(OWN[engine], given)
+    if engine in OURS:
+        return _ours(OURS[engine], given)
     return _vllm(engine, given) if engine.startswith("vllm") else _transformers(engine, given)
 
 
-def _own(drafter: str | None, given: argparse.Namespace) -> Decode:
+def _ours(drafter: str | None, given: argparse.Namespace) -> Decode:
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     from inference.decoder import SpeculativeDecoder
@@ -190,8 +190,8 @@ def serve(engine: str, given: argparse.Namespace) -> None:
 
 def engines_of(given: argparse.Namespace, stack: ExitStack) -> dict[str, Decode]:
     """Start all engines that are asked for, and for which there are programs."""
-    own = [name for name in OWN if given.drafter or name in ("autoregressive", "lookup")]
-    starts = {name: partial(worker, name, sys.executable) for name in (*TRANSFORMERS, *own)}
+    ours = [name for name in OURS if given.drafter or name in ("autoregressive", "lookup")]
+    starts = {name: partial(worker, name, sys.executable) for name in (*TRANSFORMERS, *ours)}
     for name in ("vllm", "vllm, n-grams") if given.vllm else ():
         starts[name] = partial(worker, name, given.vllm)
     for name in ("llama.cpp", "llama.cpp, n-grams") if given.llama_server else ():
@@ -237,9 +237,9 @@ def columns_of(
                 yield f"{name}, T = {temperature:g}, {size} at once", measure(engines, groups, job)
 
 
-def ratio(own: Sequence[float], other: Sequence[float]) -> str:
+def ratio(first: Sequence[float], second: Sequence[float]) -> str:
     """Return the mean ratio of speeds for the same groups, with a 95% bootstrap interval."""
-    logs = np.log(own) - np.log(other)
+    logs = np.log(first) - np.log(second)
     draws = np.random.default_rng(0).integers(len(logs), size=(4000, len(logs)))
     low, high = np.exp(np.quantile(logs[draws].mean(axis=1), (0.025, 0.975)))
     return f"{np.exp(logs.mean()):.2f} [{low:.2f}, {high:.2f}]"
@@ -251,8 +251,8 @@ def table(columns: dict[str, Speeds]) -> str:
     for name in next(iter(columns.values())):
         cells = [name]
         for speeds in columns.values():
-            own, base = speeds.get(name), max(list(speeds.values())[:2], key=np.mean)
-            cells.append(f"{np.mean(own):.1f}: {ratio(own, base)}" if own else "")
+            values, base = speeds.get(name), max(list(speeds.values())[:2], key=np.mean)
+            cells.append(f"{np.mean(values):.1f}: {ratio(values, base)}" if values else "")
         lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines)
 

@@ -25,8 +25,8 @@ from jakiro.drafter import JakiroDrafter
 from jakiro.target.adapter import TargetAdapter
 from jakiro.target.cache import SlotCache
 from jakiro.target.step import chain_step
+from jakiro.utils.devices import instructions, processor
 from jakiro.utils.files import fingerprint, write_atomically
-from jakiro.utils.processor import instructions, processor
 from jakiro.utils.settings import Settings
 
 CONTEXT = 128  # number of tokens in the context during timing

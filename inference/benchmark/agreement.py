@@ -94,4 +94,4 @@ def choose_best(measured: Sequence[Agreement]) -> tuple[int, list[int]]:
     """Return the index of the drafter that agrees best, and of those that are not clearly worse."""
     best = max(range(len(measured)), key=lambda index: measured[index].agreement)
     others = (index for index in range(len(measured)) if index != best)
-    return best, [each for each in others if not measured[best].is_clearly_above(measured[each])]
+    return best, [index for index in others if not measured[best].is_clearly_above(measured[index])]

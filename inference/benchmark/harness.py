@@ -16,10 +16,10 @@ from typing import NamedTuple
 import torch
 from transformers import PreTrainedTokenizerBase
 
+from inference.benchmark.document import Continuation, Measured, Place, Sample
+from inference.benchmark.machine import now, peak_memory
 from inference.benchmark.methods import Method, SamplingOptions
-from inference.benchmark.samples import Continuation, Measured, Place, Sample
 from inference.benchmark.settings import ComparisonSettings
-from inference.benchmark.timing import now, peak_memory
 from inference.generation.prompt_file import BenchPrompt
 from inference.generation.prompts import Prompt, encode_prompt
 from jakiro.errors import PromptError
@@ -60,10 +60,8 @@ class Texts(NamedTuple):
             length = len(self.encode(prompt.chat_turn(answers))) + written
             if length > max_position:
                 raise PromptError(
-                    f"prompt {number} and its answers do not fit into the target's context",
-                    expected=f"at most {max_position} tokens",
-                    got=f"{length}, of which {written} are new",
-                    remedy="lower --max-new-tokens, or remove the prompt",
+                    f"prompt {number} and its answers do not fit into the target's context of "
+                    f"{max_position} tokens: there are {length}, of which {written} are new"
                 )
 
 
@@ -94,12 +92,12 @@ class Harness:
             KeyboardInterrupt: the measurement was interrupted before all methods had decoded the
                 same group.
         """
-        groups = grouped(prompts, self.settings)
+        groups = group_prompts(prompts, self.settings)
         results: Results = {}
         every = self.settings.temperatures
         try:
-            for together in [(each,) for each in every] if self.settings.keep_state else [every]:
-                self._measure_at(together, groups, results)
+            for temperatures in [(one,) for one in every] if self.settings.keep_state else [every]:
+                self._measure_at(temperatures, groups, results)
         except KeyboardInterrupt:
             self.is_interrupted = True
             if not results:
@@ -108,7 +106,7 @@ class Harness:
 
     def num_groups(self, prompts: Sequence[BenchPrompt]) -> int:
         """Return how many times `measure` decodes a group in total, including the warm-up."""
-        repetitions = 1 + self.settings.repeats * len(grouped(prompts, self.settings))
+        repetitions = 1 + self.settings.repeats * len(group_prompts(prompts, self.settings))
         return repetitions * len(self.methods) * len(self.settings.temperatures)
 
     def decode(
@@ -129,7 +127,7 @@ class Harness:
         parts: Counter[str] = Counter()
         for turn in range(max(prompt.num_turns for prompt in group)):
             live = [index for index, prompt in enumerate(group) if prompt.num_turns > turn]
-            ids = [self.encoded(group[index], turns[index]) for index in live]
+            ids = [self.encode(group[index], turns[index]) for index in live]
             started = now()
             decoded = method.decode(ids, sampling, seed + turn)
             share = (now() - started) / len(live)
@@ -137,8 +135,8 @@ class Harness:
                 turns[index].append(continuation)
                 seconds[index] += share
             parts.update(decoded.parts)
-        answered = zip(group, turns, seconds, strict=True)
-        return Measured([Sample.of(*each, place) for each in answered], parts)
+        answers = zip(group, turns, seconds, strict=True)
+        return Measured([Sample.of(*answer, place) for answer in answers], parts)
 
     def sampling(self, temperature: float) -> SamplingOptions:
         """Return the sampling options at a temperature."""
@@ -158,13 +156,13 @@ class Harness:
                 for temperature in order.sample(temperatures, len(temperatures)):
                     for method in order.sample(self.methods, len(self.methods)):
                         place = Place(repeat, number)
-                        measured = self._measured(method, groups, temperature, place)
+                        measured = self._measure_group(method, groups, temperature, place)
                         of_group[method.name, temperature] = measured
                         self.advance()
                 for key, measured in of_group.items():
                     results.setdefault(key, Measured()).add(measured)
 
-    def _measured(
+    def _measure_group(
         self, method: Method, groups: list[list[BenchPrompt]], temperature: float, place: Place
     ) -> Measured:
         if not self.settings.keep_state:
@@ -187,7 +185,7 @@ class Harness:
             method.reset()
             self.advance()
 
-    def encoded(self, prompt: BenchPrompt, turns: Sequence[Continuation]) -> list[int]:
+    def encode(self, prompt: BenchPrompt, turns: Sequence[Continuation]) -> list[int]:
         """Return the prompt of the next chat turn; if it is too long, shorten the last answer.
 
         The text of an answer may be encoded as more tokens than were generated.
@@ -203,7 +201,7 @@ class Harness:
             answers[-1] = answers[-1][:-excess]
 
 
-def grouped(
+def group_prompts(
     prompts: Sequence[BenchPrompt], settings: ComparisonSettings
 ) -> list[list[BenchPrompt]]:
     """Return shuffled groups of prompts to decode together, each from a single category."""
@@ -213,7 +211,7 @@ def grouped(
         by_category.setdefault(prompt.category, []).append(prompt)
     size = settings.batch_size
     return [
-        several[begin : begin + size]
-        for several in by_category.values()
-        for begin in range(0, len(several), size)
+        members[begin : begin + size]
+        for members in by_category.values()
+        for begin in range(0, len(members), size)
     ]

@@ -1,14 +1,22 @@
-"""The machine, versions and target of a measurement."""
+"""The machine of a measurement: its facts and those of the target, the clock, the peak memory."""
 
 import os
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
 
 import torch
 
 from jakiro.target.adapter import TargetAdapter
-from jakiro.utils.dtype_names import dtype_name
-from jakiro.utils.processor import processor
+from jakiro.utils.devices import processor
 from jakiro.utils.provenance import provenance
 from jakiro.utils.settings import Settings
+from jakiro.utils.wording import dtype_name
+
+_PROCESS = Path("/proc/self")
+_RESET_PEAK = "5"  # see proc_pid_clear_refs(5)
 
 
 class TargetFacts(Settings):
@@ -91,3 +99,37 @@ def environment_of(target: TargetAdapter, name_or_path: str) -> Environment:
             gguf_sha256=target.spec.gguf_sha256,
         ),
     )
+
+
+def now() -> float:
+    """Return the seconds of a monotonic clock, after the accelerator has done all queued work."""
+    if torch.accelerator.is_available():
+        torch.accelerator.synchronize()
+    return time.perf_counter()
+
+
+@dataclass
+class Peak:
+    """Peak memory in bytes; None if it cannot be measured."""
+
+    bytes: int | None = None
+
+
+@contextmanager
+def peak_memory(device: torch.device) -> Iterator[Peak]:
+    """Measure the peak memory of the device's allocator; on a CPU, of this process (on Linux)."""
+    peak = Peak()
+    if device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats(device)
+        yield peak
+        peak.bytes = torch.cuda.max_memory_allocated(device)
+    else:
+        try:
+            (_PROCESS / "clear_refs").write_text(_RESET_PEAK)
+        except OSError:  # the system is not Linux, or writing is not allowed
+            yield peak
+            return
+        yield peak
+        lines = (_PROCESS / "status").read_text().splitlines()
+        high = next((line.split()[1] for line in lines if line.startswith("VmHWM:")), None)
+        peak.bytes = None if high is None else int(high) * 1024

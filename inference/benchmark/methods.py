@@ -1,12 +1,12 @@
 """Interface of decoding methods, and decoding by this package with or without a drafter."""
 
 import time
-from typing import Any, NamedTuple, Protocol, runtime_checkable
+from typing import Any, NamedTuple, Protocol
 
 import torch
 
 from inference.autotune.policy import AutoTree
-from inference.benchmark.samples import Arrival, Continuation, Decoded
+from inference.benchmark.document import Arrival, Continuation, Decoded
 from inference.decoder import SpeculativeDecoder
 from inference.drafters.combined.drafter import CombinedDrafter
 from inference.drafters.repeating import RepeatingDrafter
@@ -31,7 +31,6 @@ class SamplingOptions(NamedTuple):
         return {name: value for name, value in given.items() if value is not None}
 
 
-@runtime_checkable
 class Method(Protocol):
     """A decoding method that can be measured."""
 
@@ -66,7 +65,7 @@ def setting(method: Method) -> str:
     return ", ".join(part for part in (method.note, threads) if part)
 
 
-class OwnDecoding:
+class JakiroDecoding:
     """A method that decodes with this package."""
 
     def __init__(self, name: str, kind: str, decoder: SpeculativeDecoder, note: str = "") -> None:
@@ -94,15 +93,15 @@ class OwnDecoding:
 
     def start(self, prompts: list[list[int]], sampling: SamplingOptions, seed: int) -> DecodeRun:
         """Return a decoding run that has not started yet."""
-        own_seed: int | None = seed
+        explicit: int | None = seed
         if isinstance(self.decoder.policy, AutoTree):
             # With an explicit seed, neither the trees nor the number of threads would change.
             torch.manual_seed(seed)
-            own_seed = None
+            explicit = None
         return self.decoder.start(
             prompts,
             temperature=sampling.temperature,
-            seed=own_seed,
+            seed=explicit,
             max_new_tokens=sampling.max_new_tokens,
             **sampling.limits,
         )

@@ -1,20 +1,39 @@
-"""Execution of a comparison, from its settings to the resulting document."""
+"""Execution of a comparison, from its settings to the document with the figures of every method.
 
-from collections.abc import Sequence
+Intervals are computed over groups of prompts that are decoded together. At batch size 1, each group
+is a single prompt.
+"""
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from itertools import chain, zip_longest
 from pathlib import Path
+from typing import Any
 
-from transformers import PreTrainedModel, PreTrainedTokenizerBase
-
-from inference.benchmark.document import ComparisonDocument, MethodFigures
-from inference.benchmark.figures import figures_of
+from inference.benchmark.document import (
+    CategoryFigures,
+    ComparisonDocument,
+    ExpertFigures,
+    Measured,
+    MethodFigures,
+    Quantiles,
+    Sample,
+    Seconds,
+)
 from inference.benchmark.harness import Harness, Results, Texts
 from inference.benchmark.machine import environment_of
-from inference.benchmark.method_names import AUTOREGRESSIVE, TRANSFORMERS, methods_of
 from inference.benchmark.methods import Method, setting
-from inference.benchmark.samples import Sample
-from inference.benchmark.settings import ComparisonSettings
+from inference.benchmark.settings import (
+    AUTOREGRESSIVE,
+    TRANSFORMERS,
+    WITHOUT_DRAFTERS,
+    ComparisonSettings,
+    methods_of,
+)
+from inference.benchmark.stats import SPEED, TAU, Ratio, product, rate_of, ratio
+from inference.benchmark.subject import Subject
 from inference.benchmark.transformers_methods import TransformersDecoding
+from inference.engine.stats import DecodeStats
 from inference.generation.prompt_file import BenchPrompt, distinct, read_prompts
 from jakiro.target.adapter import TargetAdapter
 from jakiro.utils.logs import get_logger
@@ -44,18 +63,16 @@ class Comparison:
         settings: ComparisonSettings,
         prompts: Sequence[BenchPrompt],
         methods: Sequence[Method],
-        model: PreTrainedModel,
-        tokenizer: PreTrainedTokenizerBase,
+        subject: Subject,
         name_or_path: str,
     ) -> None:
         self.settings = settings
         self.prompts = prompts
         self.methods = methods
-        self.model = model
-        self.tokenizer = tokenizer
+        self.model = subject.model
         self.baseline = settings.baseline or _default_baseline(methods)
-        target = TargetAdapter(model)
-        self.texts = Texts.of(target, tokenizer, settings.max_new_tokens)
+        target = TargetAdapter(self.model)
+        self.texts = Texts.of(target, subject.tokenizer, settings.max_new_tokens)
         self.texts.require_room(prompts, settings.max_new_tokens)
         self.environment = environment_of(target, name_or_path)
 
@@ -77,7 +94,7 @@ class Comparison:
             methods=tuple(self._figures(results, reference)),
         )
 
-    def _figures(self, results: Results, known: Sequence[Sample]) -> list[MethodFigures]:
+    def _figures(self, results: Results, untimed: Sequence[Sample]) -> list[MethodFigures]:
         families: dict[str, list[Method]] = {}
         for method in self.methods:
             families.setdefault(method.family, []).append(method)
@@ -86,12 +103,12 @@ class Comparison:
         for temperature in filter(measured_at.__contains__, self.settings.temperatures):
             reference = None
             if not temperature:
-                greedy = known or results[str(self._measured_reference), 0.0].samples
+                greedy = untimed or results[str(self._measured_reference), 0.0].samples
                 reference = {sample.prompt: sample.token_ids for sample in greedy}
             best = {name: _best(family, temperature, results) for name, family in families.items()}
             baseline = results[best[self.baseline].name, temperature]
             figures += [
-                figures_of(
+                _figures_of(
                     method,
                     temperature,
                     results[method.name, temperature],
@@ -157,3 +174,116 @@ def _rivals(
     if not others:
         return []
     return [f"the fastest of several settings on these samples; the others: {'; '.join(others)}"]
+
+
+def _figures_of(
+    method: Method,
+    temperature: float,
+    measured: Measured,
+    baseline: Measured,
+    reference: Mapping[str, list[list[int]]] | None,
+    notes: Sequence[str] = (),
+) -> MethodFigures:
+    """Return the figures of a method at a temperature.
+
+    Args:
+        reference: greedy tokens of the target itself, for the hash of each prompt and each chat
+            turn; None if tokens are sampled.
+    """
+    samples, parts = measured.samples, measured.parts
+    stats = DecodeStats.pooled(answer.stats for sample in samples for answer in sample.answers)
+    same = []
+    if reference is not None:
+        same = [sample.token_ids == reference[sample.prompt] for sample in samples]
+    tau = _tau(samples)
+    return MethodFigures(
+        name=method.family,
+        kind=method.kind,
+        temperature=temperature,
+        tau_low=tau.low,
+        tau_high=tau.high,
+        **_main_figures(samples, baseline.samples),
+        tokens=stats.emitted,
+        target_forwards=stats.target_forwards,
+        drafting_share=None if method.kind in WITHOUT_DRAFTERS else stats.drafting_share,
+        decoding_tokens_per_second=_decoding_speed(measured),
+        identical_to_target=all(same) if same else None,
+        identical_share=sum(same) / len(same) if same else None,
+        conditional_acceptance_rate=tuple(stats.conditional_acceptance_rate),
+        acceptance_rate_per_position=tuple(stats.acceptance_rate_per_position),
+        experts=_experts(stats),
+        seconds=Seconds(**parts, other=max(0.0, measured.seconds - parts.total())),
+        time_to_first_token=Quantiles.of([sample.seconds_to_first_token for sample in samples]),
+        inter_token=Quantiles.of(
+            [gap for sample in samples for answer in sample.answers for gap in answer.gaps]
+        ),
+        peak_memory_bytes=measured.peak_memory,
+        tree=method.tree(temperature),
+        parameters=method.parameters,
+        notes=tuple(note for note in (setting(method), *notes) if note),
+        categories=_categories(samples, baseline.samples),
+        samples=tuple(sample.model_copy(update={"answers": ()}) for sample in samples),
+    )
+
+
+def _main_figures(samples: Sequence[Sample], baseline: Sequence[Sample]) -> dict[str, Any]:
+    groups = sorted({sample.group for sample in samples})
+    speed, other = (rate_of([of], SPEED, groups, "group") for of in (samples, baseline))
+    speedup = ratio(speed, other)
+    return {
+        "tau": _tau(samples).value,
+        "tokens_per_second": speed.pooled,
+        "speedup": speedup.value,
+        "speedup_low": speedup.low,
+        "speedup_high": speedup.high,
+    }
+
+
+def _tau(samples: Sequence[Sample]) -> Ratio:
+    rate = rate_of([samples], TAU, sorted({sample.group for sample in samples}), "group")
+    if not rate.top.sum() or not rate.bottom.sum():  # prefill has delivered all tokens
+        return Ratio(value=1.0, low=1.0, high=1.0, by_seed=(1.0,))
+    return product([(1.0, rate)])
+
+
+def _decoding_speed(measured: Measured) -> float:
+    """Return the tokens per second, without the first tokens of each chat turn and their time."""
+    # Seconds until all prompts of a group had their first token, for each chat turn.
+    first: dict[object, float] = {}
+    for sample in measured.samples:
+        for number, answer in enumerate(sample.answers):
+            key = sample.repeat, sample.group, number
+            first[key] = max(first.get(key, 0.0), answer.arrivals[0].seconds)
+    decoding = measured.seconds - sum(first.values())
+    tokens = sum(sample.decoded for sample in measured.samples)
+    return tokens / decoding if decoding > 0 else 0.0
+
+
+def _experts(stats: DecodeStats) -> tuple[ExpertFigures, ...]:
+    """Return the figures of each expert; none if all candidates have the same proposer."""
+    proposed, accepted = stats.proposed_by_proposer, stats.accepted_by_proposer
+    if len(proposed) < 2:
+        return ()
+    return tuple(
+        ExpertFigures(expert=expert, proposed=proposed[expert], accepted=accepted[expert])
+        for expert in sorted(proposed)
+    )
+
+
+def _categories(
+    samples: Sequence[Sample], baseline: Sequence[Sample]
+) -> dict[str, CategoryFigures]:
+    sizes = Counter(
+        sample.category for sample in {sample.prompt: sample for sample in samples}.values()
+    )
+    if len(sizes) < 2:
+        return {}
+    return {
+        name: CategoryFigures(
+            prompts=size,
+            **_main_figures(
+                *([one for one in of if one.category == name] for of in (samples, baseline))
+            ),
+        )
+        for name, size in sorted(sizes.items())
+    }

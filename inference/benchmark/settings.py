@@ -1,10 +1,36 @@
-"""Settings of a comparison, which are read and checked without torch."""
+"""Settings of a comparison and its methods, such as `drafter=PATH,tree=auto`; needs no torch."""
 
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Annotated, Literal
 
 from pydantic import AfterValidator, Field, NonNegativeFloat, NonNegativeInt, PositiveInt
 
-from jakiro.utils.settings import Settings
+from inference.drafters.names import ADED, LM, UNTRAINED, PairName
+from inference.drafters.names import LOOKUP as UNTRAINED_LOOKUP
+from inference.trees.limits import MOST_CANDIDATES
+from jakiro.errors import ConfigError
+from jakiro.utils.settings import Settings, validate_settings
+
+TRANSFORMERS, COMPILED = "transformers", "transformers-compiled"
+LOOKUP, ASSISTED = "transformers-lookup", "transformers-assisted"
+AUTOREGRESSIVE, DRAFTER = "autoregressive", "drafter"
+OF_TRANSFORMERS = (TRANSFORMERS, COMPILED, LOOKUP, ASSISTED)
+WITHOUT_DRAFTERS = (*OF_TRANSFORMERS, AUTOREGRESSIVE)
+KINDS = (*WITHOUT_DRAFTERS, DRAFTER, *UNTRAINED)
+WITH_PATH = (ASSISTED, DRAFTER, LM)
+OPTIONAL_PATH = (ADED,)
+SINGLE_PROMPT = (LOOKUP, ASSISTED)  # transformers drafts for one prompt at a time
+
+Tree = Literal["auto", "fixed", "deterministic", "sampled"]
+Count = Annotated[int, Field(ge=1, le=MOST_CANDIDATES)]
+
+_OF_DRAFTERS = {"tree", "candidates", "merged-repeats"}
+_OPTIONS = {"name", "settings", "levels"} | _OF_DRAFTERS
+_SIZES = {"candidates", "levels", "settings", "merged-repeats"}  # give the size of the trees
+_OPTION = re.compile(rf",({'|'.join(_OPTIONS)})=([^,]*)$")
+REPLAYED_CANDIDATES = 60  # of a replayed tree, unless a method says otherwise
 
 
 def _different(temperatures: tuple[float, ...]) -> tuple[float, ...]:
@@ -53,3 +79,134 @@ class ComparisonSettings(Settings):
     baseline: str | None = None
     """Name of the method that speed-ups are relative to; by default transformers,
     else autoregressive, else the first method."""
+
+
+class MethodName(Settings):
+    """A parsed method name.
+
+    Attributes:
+        path: path of the drafting model, or of the initial table of `aded`; None if not given.
+        tree: "auto" for trees whose size is expected to be the fastest in each decoding step,
+            "fixed" for trees of a single shape, by default of the depth that the drafter was
+            trained for, "deterministic" for trees of the best candidates at every temperature,
+            "sampled" (the same as "fixed") for trees whose candidates are sampled if tokens are
+            sampled.
+        levels: number of forward passes of the drafter per tree; None for the number that the
+            drafter was trained with.
+        second: second drafter, which shares trees with the first: `aded`, `aded=TABLE` or
+            `lookup`; None if there is no second drafter.
+        merged_repeats: largest number of candidates of a tree, including the repetitions that
+            `RepeatingDrafter` adds; None to add no repetitions.
+    """
+
+    kind: str
+    path: str | None = None
+    name: str = Field(min_length=1)
+    tree: Tree = "auto"
+    candidates: Count | None = None
+    levels: Count | None = None
+    settings: Path | None = None
+    second: str | None = None
+    merged_repeats: Count | None = None
+
+
+def parse_methods(texts: Sequence[str]) -> list[MethodName]:
+    """Return the methods that are named by `KIND[=PATH]` and options such as `,tree=...`.
+
+    A second drafter may precede `drafter=PATH` or `lm=PATH`, as in `lookup+lm=PATH`.
+    """
+    methods = [_parse(text) for text in texts]
+    names = [method.name for method in methods]
+    if repeated := sorted({name for name in names if names.count(name) > 1}):
+        raise ConfigError(f"two methods are called {repeated[0]}; add ,name=NAME to one of them")
+    return methods
+
+
+def parse_replayed_methods(texts: Sequence[str]) -> list[MethodName]:
+    """Return trained drafters to replay; those with the same name are trained with other seeds.
+
+    Their trees are deterministic.
+    """
+    methods = []
+    for text in texts:
+        method = _parse(text)
+        if method.kind != DRAFTER or method.second is not None:
+            raise _malformed(text, f"{DRAFTER}=PATH with --replay")
+        candidates = method.candidates or REPLAYED_CANDIDATES
+        changes = {"tree": "deterministic", "candidates": candidates}
+        methods.append(method.model_copy(update=changes))
+    names = [method.name for method in methods]
+    if len({names.count(name) for name in names}) > 1:
+        raise ConfigError("the drafters have different numbers of trainings, that is of methods")
+    return methods
+
+
+def methods_of(settings: ComparisonSettings) -> list[MethodName]:
+    """Return the methods of a comparison, after checking that they suit its other settings."""
+    methods = parse_methods(settings.methods)
+    for method in methods:
+        if settings.batch_size > 1 and method.kind in SINGLE_PROMPT:
+            raise ConfigError(f"{method.kind} decodes one prompt at a time (--batch-size 1)")
+    names = [method.name for method in methods]
+    if settings.baseline is not None and settings.baseline not in names:
+        raise ConfigError(
+            "--baseline names a method that is not compared", expected=f"one of {', '.join(names)}"
+        )
+    if settings.keep_state and settings.repeats > 1:
+        raise ConfigError("--keep-state needs --repeats 1, as no prompt may be decoded twice")
+    return methods
+
+
+def _parse(text: str) -> MethodName:
+    rest, options = text, {}
+    while option := _OPTION.search(rest):
+        options[option[1]] = option[2]
+        rest = rest[: option.start()]
+    pair = PairName.parse(rest)
+    kind, _, path = (rest if pair is None else pair.first).partition("=")
+    _refuse_wrong(text, kind, path, options)
+    values = {
+        "kind": kind,
+        "path": path or None,
+        "name": kind if pair is None else f"{pair.second.partition('=')[0]}+{kind}",
+        "second": None if pair is None else pair.second,
+        "tree": "fixed" if _SIZES & options.keys() else "auto",
+    }
+    values |= {key.replace("-", "_"): value for key, value in options.items()}
+    return validate_settings(MethodName, values, source=f"--method {text}")
+
+
+def _refuse_wrong(text: str, kind: str, path: str, options: Mapping[str, str]) -> None:
+    allowed, tree = {"name"}, options.get("tree", "auto")
+    if kind in (DRAFTER, *UNTRAINED):
+        allowed |= _OF_DRAFTERS
+    if kind in UNTRAINED:
+        allowed.add("settings")
+    if kind == DRAFTER and "candidates" in options:
+        allowed.add("levels")
+    is_deterministic = kind in (ADED, UNTRAINED_LOOKUP) or tree == "deterministic"
+    sized_auto = "tree" in options and tree == "auto" and "candidates" in options
+    unknown = re.search(r",[\w-]+=", path) and not Path(path).exists()
+    faults = {
+        f"one of {', '.join(KINDS)}": kind not in KINDS,
+        f"{kind}=PATH": kind in WITH_PATH and not path,
+        f"{kind} without a path": kind not in (*WITH_PATH, *OPTIONAL_PATH) and path,
+        f"only the options {', '.join(sorted(allowed))}": options.keys() - allowed or unknown,
+        "either tree=auto, which selects the number of candidates, or candidates=N": kind == DRAFTER
+        and sized_auto,
+        f"tree=auto or tree=fixed with {kind}": kind in UNTRAINED and tree not in ("auto", "fixed"),
+        "merged-repeats only with deterministic trees": "merged-repeats" in options
+        and not is_deterministic,
+    }
+    for expected, is_present in faults.items():
+        if is_present:
+            raise _malformed(text, expected)
+
+
+def _malformed(text: str, expected: str) -> ConfigError:
+    return ConfigError(
+        "a method cannot be used",
+        expected=expected,
+        got=f"--method {text}",
+        remedy="see `jakiro bench --help`",
+    )

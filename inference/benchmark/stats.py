@@ -19,7 +19,7 @@ to first order: the sum of the squares of what each unit adds to the logarithm.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -35,6 +35,10 @@ FEWEST_PROMPTS = 5
 LEVEL = 0.95
 _ANGLES = 100_000  # steps of a numeric integral
 
+# Fields of a sample whose ratio is a rate.
+TAU = ("decoded", "target_forwards")  # tokens per forward pass of the target, both after prefill
+SPEED = ("tokens", "seconds")
+
 
 class Rate(NamedTuple):
     """A rate such as tokens per second: numerator and denominator, both [seeds, prompts]."""
@@ -46,6 +50,36 @@ class Rate(NamedTuple):
     def pooled(self) -> float:
         """The rate over all seeds and prompts."""
         return float(self.top.sum() / self.bottom.sum())
+
+
+def rate_of(
+    trainings: Sequence[Sequence[object]],
+    fields: tuple[str, str],
+    units: Sequence[Hashable],
+    unit: str = "prompt",
+) -> Rate:
+    """Return the rate of two fields of samples, summed over the samples of each unit.
+
+    Args:
+        trainings: samples of each training of a method.
+        units: names of all prompts or groups, in the same order for rates that are compared.
+        unit: field of a sample with the name of its unit.
+
+    Raises:
+        DataError: the samples of a training are not those of all units.
+    """
+    index_of = {name: index for index, name in enumerate(units)}
+    sums: dict[str, Floats] = {name: np.zeros((len(trainings), len(units))) for name in fields}
+    for number, samples in enumerate(trainings):
+        if {getattr(sample, unit) for sample in samples} != index_of.keys():
+            raise DataError(
+                "methods or seeds were measured on different prompts, and cannot be compared "
+                "prompt by prompt; measure again, with the same prompt file and number of prompts"
+            )
+        for sample in samples:
+            for name, values in sums.items():
+                values[number, index_of[getattr(sample, unit)]] += getattr(sample, name)
+    return Rate(*sums.values())
 
 
 class Ratio(Settings):
@@ -91,9 +125,7 @@ def product(terms: Sequence[tuple[float, Rate]]) -> Ratio:
     ]
     if any((values.sum(axis=1) <= 0).any() for _, values in parts):
         raise DataError(
-            "a rate cannot be computed without tokens",
-            expected="tokens after the first token, for every seed",
-            got="none",
+            "a rate cannot be computed without tokens after the first one, for every seed",
             remedy="measure on other prompts, or with more new tokens",
         )
     value, by_seed = float(_product(parts, None)), _product(parts, 1)

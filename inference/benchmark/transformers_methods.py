@@ -10,9 +10,9 @@ from torch import Tensor
 from transformers import CompileConfig, PreTrainedModel, StaticCache
 from transformers.generation.streamers import BaseStreamer
 
-from inference.benchmark.method_names import COMPILED, TRANSFORMERS
+from inference.benchmark.document import Arrival, Continuation, Decoded
 from inference.benchmark.methods import SamplingOptions
-from inference.benchmark.samples import Arrival, Continuation, Decoded
+from inference.benchmark.settings import COMPILED, TRANSFORMERS
 from inference.engine.stats import DecodeStats
 from inference.engine.threads import num_threads
 from inference.trees.shape import TreeShape
@@ -52,7 +52,7 @@ class TransformersDecoding:
 
     def decode(self, prompts: list[list[int]], options: SamplingOptions, seed: int) -> Decoded:
         """Continue prompts together, with padding on the left."""
-        input_ids, mask = self._padded(prompts)
+        input_ids, mask = self._pad(prompts)
         sampling = {"do_sample": True, "temperature": options.temperature, **options.limits}
         generate: Any = self._model.generate
         torch.manual_seed(seed)
@@ -102,7 +102,7 @@ class TransformersDecoding:
         """The number of threads that read the prompt: torch's current one, as in this package."""
         return torch.get_num_threads()
 
-    def _padded(self, prompts: list[list[int]]) -> tuple[Tensor, Tensor]:
+    def _pad(self, prompts: list[list[int]]) -> tuple[Tensor, Tensor]:
         """Return token ids with padding on the left, and the mask of those that are a prompt's."""
         width, device = max(map(len, prompts)), self._model.device
         padded = [[0] * (width - len(ids)) + ids for ids in prompts]
@@ -112,8 +112,8 @@ class TransformersDecoding:
     def _continuation(self, sequence: list[int], deliveries: Sequence[Arrival]) -> Continuation:
         """Return the new tokens of a sequence before its padding, with their statistics."""
         ends = set(end_ids(self._model.generation_config))
-        found = (index + 1 for index, token in enumerate(sequence) if token in ends)
-        ids = sequence[: next(found, len(sequence))]
+        lengths = (index + 1 for index, token in enumerate(sequence) if token in ends)
+        ids = sequence[: next(lengths, len(sequence))]
         # Without drafts, every token after the one from prefill needs one forward pass.
         forwards = len(deliveries) - 1 if self._is_drafting else len(ids) - 1
         arrivals = _first(deliveries, len(ids))

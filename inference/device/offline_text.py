@@ -23,10 +23,10 @@ from inference.generation.prompts import continued_tokens
 from inference.remote.client_session import ClientSession
 from inference.remote.messages import SessionOpened
 from jakiro.errors import ResourceError
-from jakiro.utils.background import in_background
 from jakiro.utils.logs import quiet_libraries
 from jakiro.utils.pretrained import load_tokenizer
-from jakiro.utils.sequences import common_length
+from jakiro.utils.progress import in_background
+from jakiro.utils.token_text import common_length
 
 
 @dataclass(frozen=True)

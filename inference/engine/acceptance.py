@@ -17,7 +17,7 @@ from inference.sampling.distribution import ProcessedDistribution
 from inference.sampling.options import Sampling
 from inference.sampling.random_numbers import StepRandom
 from jakiro.errors import DraftError, JakiroError, NumericalError, RequestError
-from jakiro.utils.device_constants import indices_on
+from jakiro.utils.devices import indices_on
 
 
 class AcceptResult(NamedTuple):

@@ -15,15 +15,14 @@ from inference.losslessness.records import (
     Difference,
     Report,
     VerifySettings,
-    collected,
-    counted_differences,
+    collect,
+    count_differences,
 )
 from inference.losslessness.reference import Reference, Tokens
 from inference.losslessness.sampled import compare_samples
-from jakiro.utils.dtype_names import dtype_name
 from jakiro.utils.progress import Track, untracked
-from jakiro.utils.sequences import common_length
-from jakiro.utils.wording import counted
+from jakiro.utils.token_text import common_length
+from jakiro.utils.wording import counted, dtype_name
 
 
 def verify_losslessness(
@@ -53,7 +52,7 @@ def verify_losslessness(
         dtype=dtype_name(target.dtype),
         gguf_sha256=target.spec.gguf_sha256,
         settings=settings,
-        checks=collected(_checks(decoder, encoded, settings, track), on_check),
+        checks=collect(_checks(decoder, encoded, settings, track), on_check),
     )
 
 
@@ -105,7 +104,7 @@ def check_greedy(
         differences=tuple(differences),
         line=f"{counted(len(prompts), 'prompt')}, {tokens} tokens equal, "
         f"{counted(drafted, 'accepted draft')}; "
-        f"{counted_differences(differences)}; texts equal to those of generate(): "
+        f"{count_differences(differences)}; texts equal to those of generate(): "
         f"{same_as_target}, to those without drafts: {same_without_drafts}"
         + ("" if invariant or decoder.target.dtype.itemsize > 2 else " (rounding may differ)"),
         prompts=len(prompts),

@@ -108,7 +108,7 @@ class Difference(BaseModel):
         )
 
 
-def counted_differences(differences: Sequence[Difference]) -> str:
+def count_differences(differences: Sequence[Difference]) -> str:
     """Return the numbers of differences and near-ties in words."""
     near = sum(difference.is_near_tie for difference in differences)
     return f"{counted(len(differences) - near, 'difference')}, {counted(near, 'near-tie')}"
@@ -191,7 +191,7 @@ class Report(BaseModel):
         return f"{text}; rounding in {self.dtype} may be the cause: verify again in float32"
 
 
-def collected(checks: Iterable[Check], on_check: Callable[[Check], None]) -> tuple[Check, ...]:
+def collect(checks: Iterable[Check], on_check: Callable[[Check], None]) -> tuple[Check, ...]:
     """Return the checks, after calling `on_check` with each of them as soon as it is done."""
     done = []
     for check in checks:

@@ -133,14 +133,14 @@ def compare_samples(
     """
     cells = SequenceCells(reference, length, len(sequences))
     ranked = _rank_tokens(reference, sequences, settings.seed)
-    known = "an unknown number of" if drafted is None else f"{drafted}"
+    num_drafted = "an unknown number of" if drafted is None else f"{drafted}"
 
     def distribution(name: str, count: int, unit: str, test: ChiSquare) -> Check:
         return Check(
             name=name,
             passed=test.p_value >= settings.threshold,
             drafted=drafted,
-            line=f"prompt {number}: {count} {unit}, {known} accepted drafts; chi-square "
+            line=f"prompt {number}: {count} {unit}, {num_drafted} accepted drafts; chi-square "
             f"{test.statistic:.1f} in {test.cells} cells, p = {test.p_value:.3g} (must be at least "
             f"{settings.threshold:.2g})",
             prompt=number,
@@ -193,13 +193,13 @@ def _rank_tokens(reference: Reference, sequences: list[Tokens], seed: int) -> _R
                 excluded[reference.is_at_the_cut(prefix, token)] += count
             elif prefix:
                 parts = torch.rand(count, dtype=torch.float64, generator=generator).tolist()
-                likelier, own = _shares(probs, token)
-                ranks += [likelier + own * part for part in parts]
+                likelier, share = _shares(probs, token)
+                ranks += [likelier + share * part for part in parts]
     return _RankedTokens(ranks, impossible=excluded[False], at_the_cut=excluded[True])
 
 
 def _shares(probs: Float[Tensor, " vocab"], token: int) -> tuple[float, float]:
     """Return the total probability of all tokens ranked before a token, and the token's own."""
-    own = probs[token]
-    ties_before = probs[:token][probs[:token] == own].sum()
-    return float(probs[probs > own].sum() + ties_before), float(own)
+    share = probs[token]
+    ties_before = probs[:token][probs[:token] == share].sum()
+    return float(probs[probs > share].sum() + ties_before), float(share)

@@ -24,17 +24,16 @@ from inference.losslessness.records import (
     Difference,
     Report,
     VerifySettings,
-    collected,
-    counted_differences,
+    collect,
+    count_differences,
 )
 from inference.losslessness.reference import Reference, Tokens
 from inference.losslessness.sampled import compare_samples
 from jakiro.errors import ResourceError
-from jakiro.utils.dtype_names import dtype_name
 from jakiro.utils.pretrained import end_ids
 from jakiro.utils.progress import Track, untracked
 from jakiro.utils.token_text import REPLACEMENT, text_of_tokens
-from jakiro.utils.wording import counted
+from jakiro.utils.wording import counted, dtype_name
 
 _SAMPLE_LENGTH = 6  # number of tokens of a sampled text; longer texts rarely have a cell
 _REPEATED_SEEDS = 20  # number of samples that are requested twice
@@ -69,7 +68,7 @@ def verify_server(
     ]
     settings = settings.for_prompts(len(sent))
     verification = _Verification(client, model, tokenizer, sent, settings, track)
-    checks = collected(verification.checks(), on_check)
+    checks = collect(verification.checks(), on_check)
     if all(check.drafted is None for check in checks):
         verification.notes.append(
             "the server does not report how many drafts were accepted, so it is not known whether "
@@ -101,23 +100,23 @@ class _Verification:
     notes: list[str] = field(default_factory=list)
     fingerprints: set[str] = field(default_factory=set)
 
-    def encoded(self, index: int) -> list[int]:
+    def encode(self, index: int) -> list[int]:
         config: Any = self.model.config
         vocab_size = config.get_text_config().vocab_size
         return encode_prompt(self.prompts[index], self.tokenizer, vocab_size)
 
     def checks(self) -> Iterator[Check]:
-        yield self._greedy()
+        yield self._check_greedy()
         for index in range(min(self.settings.sampled_prompts, len(self.prompts))):
-            yield from self._sampled(index)
+            yield from self._check_samples(index)
 
-    def _greedy(self) -> Check:
+    def _check_greedy(self) -> Check:
         most = self.settings.max_new_tokens
         fields = {"max_tokens": most, "temperature": 0.0}
         answers = self._ask("greedy texts", [(prompt, fields) for prompt in self.prompts])
         tokens, differences = 0, []
         for number, answer in enumerate(answers, start=1):
-            ids = self.encoded(number - 1)
+            ids = self.encode(number - 1)
             if answer.prompt_tokens not in (None, len(ids)):
                 self.notes.append(
                     f"prompt {number} has {len(ids)} tokens here, but the server counts "
@@ -133,12 +132,12 @@ class _Verification:
             drafted=drafted_in(answers),
             differences=tuple(differences),
             line=f"{counted(len(answers), 'prompt')}, {tokens} tokens equal; "
-            f"{counted_differences(differences)}",
+            f"{count_differences(differences)}",
             prompts=len(answers),
             tokens=tokens,
         )
 
-    def _sampled(self, index: int) -> Iterator[Check]:
+    def _check_samples(self, index: int) -> Iterator[Check]:
         settings, prompt = self.settings, self.prompts[index]
         fields: dict[str, Any] = {
             "max_tokens": settings.sample_length or _SAMPLE_LENGTH,
@@ -155,7 +154,7 @@ class _Verification:
         begun = requests[:_REPEATED_SEEDS]
         answers = self._ask(f"first samples of prompt {index + 1}", begun)
         # Without log-probabilities, which must not change the texts.
-        without = [(prompt, {**each, "log_probs": False}) for _, each in begun]
+        without = [(prompt, {**options, "log_probs": False}) for _, options in begun]
         repeated = self._ask("repeated seeds", without)
         same = sum(one.text == other.text for one, other in zip(answers, repeated, strict=True))
         yield Check(
@@ -173,7 +172,7 @@ class _Verification:
             )
             return
         answers += self._ask(f"samples of prompt {index + 1}", requests[_REPEATED_SEEDS:])
-        ids = self.encoded(index)
+        ids = self.encode(index)
         reference = NamedReference(self.model, ids, settings.sampling, self.tokenizer)
         sequences = [reference.tokens_of(answer) for answer in answers]
         drafted, length = drafted_in(answers), fields["max_tokens"]
@@ -182,8 +181,13 @@ class _Verification:
     def _ask(self, what: str, requests: Sequence[Request]) -> list[ServerAnswer]:
         advance = self.track(what, len(requests))
         answers = []
+
+        def ask(request: Request) -> ServerAnswer:
+            prompt, options = request
+            return self.client.ask(prompt, **options)
+
         with ThreadPoolExecutor(8) as pool:
-            for answer in pool.map(lambda each: self.client.ask(each[0], **each[1]), requests):
+            for answer in pool.map(ask, requests):
                 answers.append(answer)
                 advance()
         self.fingerprints |= {one.system_fingerprint for one in answers if one.system_fingerprint}
@@ -303,7 +307,6 @@ class NamedReference(Reference):
             if name not in self._ids:
                 raise ResourceError(
                     "the server's tokens are not those of the target",
-                    expected="texts of single tokens, as the target's tokenizer decodes them",
                     got=repr(name[:80]),
                     remedy="check that --target is the model that the server serves",
                 )

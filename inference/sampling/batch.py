@@ -9,7 +9,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from inference.sampling.options import Sampling, processed_draft_of, processed_probs_of
-from jakiro.utils.device_constants import indices_on
+from jakiro.utils.devices import indices_on
 
 
 class Kind(NamedTuple):

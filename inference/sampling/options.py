@@ -24,7 +24,7 @@ from transformers import (
 
 from inference.sampling.random_numbers import StreamKey
 from jakiro.errors import RequestError
-from jakiro.utils.device_constants import constants_on
+from jakiro.utils.devices import constants_on
 
 # These processors never read the preceding tokens, so they may process many distributions at once,
 # including draft distributions. Subclasses are excluded, because they may read the tokens.

@@ -22,8 +22,8 @@ from inference.serving.scheduling.loaded_model import LoadedModel
 from inference.serving.service import Service
 from inference.serving.settings import ServeSettings
 from jakiro.errors import ConfigError, ResourceError
-from jakiro.utils.background import in_background
 from jakiro.utils.logs import get_logger
+from jakiro.utils.progress import in_background
 
 _logger = get_logger(__name__)
 

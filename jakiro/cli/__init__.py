@@ -15,32 +15,24 @@ from typing import Annotated, Any
 import typer
 
 from jakiro import __version__
-from jakiro.cli.ablate import ablate
-from jakiro.cli.bench import bench
+from jakiro.cli.bench import bench, profile
 from jakiro.cli.chat import chat
 from jakiro.cli.connect import connect
-from jakiro.cli.demo import demo
-from jakiro.cli.export_drafter import export_drafter
-from jakiro.cli.fetch import fetch
-from jakiro.cli.generate import generate
-from jakiro.cli.import_drafter import import_drafter
-from jakiro.cli.init import init
+from jakiro.cli.data import prepare, regenerate, synthesize
+from jakiro.cli.decode import demo, fetch, generate, serve
+from jakiro.cli.exchange import export_drafter, import_drafter
 from jakiro.cli.options import Command, Group
 from jakiro.cli.output import say
-from jakiro.cli.prepare import prepare
-from jakiro.cli.profile import profile
-from jakiro.cli.serve import serve
-from jakiro.cli.train import train
+from jakiro.cli.train import ablate, init, train
 from jakiro.cli.verify import verify
-from jakiro.cli.write_data import regenerate, synthesize
 from jakiro.errors import (
     EXIT_CODE_BAD_INPUT,
     EXIT_CODE_INTERRUPTED,
     JakiroError,
     ResourceError,
 )
-from jakiro.utils.extras import missing_extra
 from jakiro.utils.files import is_disk_full
+from jakiro.utils.packaged import missing_extra
 
 _DEBUG = "--debug"
 _BRACES = re.compile("[{}]")  # around required arguments

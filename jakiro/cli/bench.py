@@ -1,23 +1,19 @@
-"""The command `jakiro bench`."""
+"""The commands `jakiro bench` and `jakiro profile`."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import Annotated, Any, Literal
 
 import typer
 from pydantic import PositiveInt
 
-from inference.benchmark.method_names import parse_methods
-from inference.benchmark.settings import ComparisonSettings
+from inference.benchmark.settings import ComparisonSettings, parse_methods
 from jakiro.cli import options
-from jakiro.cli.decoding import LoadSettings
 from jakiro.cli.output import STANDARD_OUTPUT, terminated_like_interrupted, writer
+from jakiro.cli.settings import LoadSettings
 from jakiro.errors import EXIT_CODE_INTERRUPTED, ConfigError
-from jakiro.utils.extras import require_extra
-
-if TYPE_CHECKING:
-    from inference.benchmark.document import ComparisonDocument
-    from inference.benchmark.replay.comparison import ReplayDocument
-    from inference.benchmark.subject import Subject
+from jakiro.utils.logs import quiet_libraries
+from jakiro.utils.packaged import require_extra
+from jakiro.utils.settings import Settings
 
 _METHODS = """\
 transformers                     generate() of transformers
@@ -41,17 +37,8 @@ tree=sampled              drafter=PATH: candidates are sampled whenever tokens a
 candidates=N              largest number of candidates in a tree
 levels=M                  drafter=PATH: number of passes of the drafter
 settings=FILE.yaml        lookup, aded, lm: settings of the drafter
-second-settings=FILE.yaml pairs: settings of the drafter before the plus sign
-pair-settings=FILE.yaml   pairs: how the drafters share trees (CombinedSettings)
 merged-repeats=N          lookup, aded, tree=deterministic: a path that ends with the same tokens as
                           another path is continued in the same way, up to N candidates in all"""
-
-
-def _show_methods(is_asked: bool) -> bool:
-    if is_asked:
-        typer.echo(_METHODS)
-        raise typer.Exit
-    return is_asked
 
 
 class BenchSettings(ComparisonSettings):
@@ -61,108 +48,129 @@ class BenchSettings(ComparisonSettings):
     """Number of threads of decoding steps on a CPU; auto measures which is fastest."""
 
 
+class OutputSettings(Settings):
+    """Options."""
+
+    target: str
+    """The model to decode with."""
+    replay: bool = False
+    """Compare only the tau of trained drafters, on texts that the target writes once. Methods
+    drafter=PATH with the same name are trainings with different seeds, in the same order for all
+    names. Trees have 60 deterministic candidates by default."""
+    json_file: Path | None = None
+    """Write all measured values to this file; - for standard output."""
+    report: Path | None = None
+    """Write an HTML page with tables and plots to this file."""
+
+
+class ProfileSettings(Settings):
+    """Options."""
+
+    device: Literal["cuda", "cpu"] = "cuda"
+    """Device to measure on."""
+    json_file: Path | None = None
+    """File to create for the measured values."""
+    quick: bool = False
+    """Only check that everything works, with a tiny target."""
+
+
+def _show_methods(is_asked: bool) -> bool:
+    if is_asked:
+        typer.echo(_METHODS)
+        raise typer.Exit
+    return is_asked
+
+
 @options.with_options
 def bench(
     *,
-    target: Annotated[
-        str, typer.Option(metavar="PATH_OR_HUB_ID", help="The model to decode with.")
-    ],
     list_methods: Annotated[
         bool,
         typer.Option(
             "--list-methods", callback=_show_methods, is_eager=True, help="Show all methods."
         ),
     ] = False,
-    replay: Annotated[
-        bool,
-        typer.Option(
-            "--replay",
-            help="Compare only the tau of trained drafters, on texts that the target writes once. "
-            "Methods drafter=PATH with the same name are trainings with different seeds, in the "
-            "same order for all names. Trees have 60 deterministic candidates by default.",
-        ),
-    ] = False,
-    json_file: options.JsonOut = None,
-    report: Annotated[
-        Path | None,
-        typer.Option(metavar="FILE.html", help="Write a page with tables and plots to this file."),
-    ] = None,
+    output: OutputSettings,
     settings: BenchSettings,
     load: LoadSettings,
 ) -> None:
     """Compare decoding methods on the same prompts: tau and tokens per second."""
+    json_file, report = output.json_file, output.report
     if json_file is not None and json_file == report:
         raise ConfigError("--json and --report name the same file")
-    if replay and (report or settings.repeats > 1 or settings.keep_state or settings.baseline):
+    is_plain = report is None and settings.repeats == 1 and settings.baseline is None
+    if output.replay and (settings.keep_state or not is_plain):
         raise ConfigError(
             "--replay cannot be combined with --report, --repeats, --keep-state or --baseline"
         )
     store_json = writer(json_file, standard_output=True)  # refuses a file that exists already
-    store_page = None if report is None else writer(report, "--report", "the figures")
+    store_page = writer(report, "--report", "the figures")
     if report is not None:
         require_extra("bench")
     with terminated_like_interrupted():
-        document: Any = (_replayed if replay else _compared)(settings, target, load)
+        document: Any = _measure(output, settings, load)
         try:  # the table first, because a full disk can prevent the files
             _show(document, to_stderr=json_file == STANDARD_OUTPUT)
         finally:
             store_json(document.model_dump_json(indent=1) + "\n")
-        if store_page is not None:
-            from inference.benchmark.report.page import render  # matplotlib takes a second
+        if report is not None:
+            from inference.benchmark.report import page_of
 
-            store_page(render(document))
+            store_page(page_of(document))
     if not document.is_complete:
         raise typer.Exit(EXIT_CODE_INTERRUPTED)
 
 
-def _compared(
-    settings: ComparisonSettings, target: str, load: LoadSettings
-) -> "ComparisonDocument":
+def _measure(output: OutputSettings, settings: BenchSettings, load: LoadSettings) -> Any:
+    """Return the document of a comparison or of a replay."""
+    from inference.benchmark.replay import Replay
     from inference.benchmark.run import Comparison, prompts_for
-    from inference.benchmark.subject import build_methods
-    from jakiro.utils.logs import quiet_libraries
+    from inference.benchmark.subject import Subject, build_methods
+    from jakiro.utils.pretrained import load_target
     from jakiro.utils.progress import ProgressDisplay, tracked
 
-    prompts = prompts_for(settings)
+    prompts = None if output.replay else prompts_for(settings)  # before the models are loaded
     with quiet_libraries():
-        subject = _subject(settings, target, load)
-        methods = build_methods(parse_methods(settings.methods), subject)
-    model, tokenizer = subject.model, subject.tokenizer
-    comparison = Comparison(settings, prompts, methods, model, tokenizer, target)
+        model, tokenizer = load_target(output.target, load.dtype, load.torch_device)
+        threads = None if output.replay else settings.threads
+        subject = Subject(model, tokenizer, threads, other_weights=settings.other_weights)
+        comparison: Comparison | Replay
+        if prompts is None:
+            comparison = Replay(settings, subject, output.target)
+        else:
+            methods = build_methods(parse_methods(settings.methods), subject)
+            comparison = Comparison(settings, prompts, methods, subject, output.target)
     with ProgressDisplay() as progress:
         return comparison.run(tracked(progress))
 
 
-def _replayed(settings: ComparisonSettings, target: str, load: LoadSettings) -> "ReplayDocument":
-    from inference.benchmark.replay.comparison import Replay
-    from jakiro.utils.logs import quiet_libraries
-    from jakiro.utils.progress import ProgressDisplay, tracked
-
-    with quiet_libraries():
-        subject = _subject(settings.model_copy(update={"threads": None}), target, load)
-        comparison = Replay(settings, subject, target)
-    with ProgressDisplay() as progress:
-        return comparison.run(tracked(progress))
-
-
-def _subject(settings: ComparisonSettings, target: str, load: LoadSettings) -> "Subject":
-    from inference.benchmark.subject import Subject, load_target
-
-    model, tokenizer = load_target(target, load.dtype, load.torch_device)
-    return Subject(model, tokenizer, settings.threads, other_weights=settings.other_weights)
-
-
-def _show(document: "ComparisonDocument | ReplayDocument", *, to_stderr: bool) -> None:
+def _show(document: Any, *, to_stderr: bool) -> None:
     from rich.console import Console
 
-    from inference.benchmark.document import ComparisonDocument
-    from inference.benchmark.replay.comparison import replay_tables
-    from inference.benchmark.report.table import figures_table
+    from inference.benchmark.replay import ReplayDocument, replay_tables
+    from inference.benchmark.report import figures_table
 
     console = Console(stderr=to_stderr)
-    if isinstance(document, ComparisonDocument):
-        tables = figures_table(document)
-    else:
-        tables = replay_tables(document)
-    for part in tables:
+    is_replay = isinstance(document, ReplayDocument)
+    for part in (replay_tables if is_replay else figures_table)(document):
         console.print(part, highlight=False)
+
+
+@options.with_options
+@quiet_libraries()
+def profile(
+    *,
+    what: Annotated[Literal["gpu"], typer.Argument(help="What to measure.")],
+    settings: ProfileSettings,
+) -> None:
+    """Measure decoding on a GPU against transformers, with a random target of 8B parameters."""
+    from rich.console import Console
+
+    from inference.profiling import FULL, QUICK, profile_gpu
+    from jakiro.utils.devices import choose_device
+
+    store = writer(settings.json_file)
+    scale = QUICK if settings.quick else FULL
+    document, table = profile_gpu(scale, choose_device(settings.device))
+    Console().print(table)
+    store(document)

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 import typer
 
 from jakiro.cli import options
-from jakiro.cli.decoding import DecoderSettings, DialogueSettings
 from jakiro.cli.output import UNSAFE, lines
+from jakiro.cli.settings import DecoderSettings, DialogueSettings
 from jakiro.errors import EXIT_CODE_BAD_INPUT, JakiroError
 from jakiro.utils.logs import quiet_libraries
 
@@ -26,7 +26,6 @@ _GREETING = "/help lists the commands; Ctrl-C stops an answer, and Ctrl-D ends t
 def chat(
     *,
     drafter: options.DrafterName,
-    target: options.TargetOfDrafter = None,
     dialogue: DialogueSettings,
     settings: DecoderSettings,
 ) -> None:
@@ -37,8 +36,8 @@ def chat(
     """
     from jakiro.cli.dialogue import Dialogue
 
-    with closing(Dialogue(settings.load(drafter, target), dialogue)) as opened:
-        _Terminal(opened).run()
+    with closing(Dialogue(settings.load(drafter), dialogue)) as chat:
+        _Terminal(chat).run()
 
 
 class _Terminal:

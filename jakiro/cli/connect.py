@@ -1,17 +1,19 @@
-"""The command `jakiro connect`."""
+"""The command `jakiro connect`, and how it shows text that is not verified yet."""
 
 import os
+import shutil
 import sys
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
 
 import typer
 from pydantic import Field
+from rich.cells import cell_len
 
 from jakiro.cli import options
-from jakiro.cli.decoding import LoadSettings, SamplingSettings, server_key
-from jakiro.cli.generate import messages, prompt_text
+from jakiro.cli.decode import prompt_text
 from jakiro.cli.output import UNSAFE, lines, say
-from jakiro.cli.provisional_display import ProvisionalDisplay
+from jakiro.cli.settings import LoadSettings, PromptSettings, SamplingSettings, server_key
 from jakiro.errors import ConfigError, JakiroError, PromptError
 from jakiro.utils.logs import quiet_libraries
 from jakiro.utils.settings import Settings
@@ -22,6 +24,8 @@ if TYPE_CHECKING:
 
 _UNVERIFIED = "the end of the text is not verified"
 _PATIENCE = {"wait": 60.0, "stop": 10.0, "write": 60.0}  # seconds
+_FAINT, _NORMAL = "\x1b[2;4m", "\x1b[0m"  # faint and underlined
+_TAB = 8  # number of columns from one tab stop to the next
 
 
 class ConnectSettings(Settings):
@@ -82,9 +86,7 @@ def connect(
             "each line of standard input is a message of a chat."
         ),
     ] = None,
-    raw: options.Raw = False,
-    system: options.System = None,
-    stats: options.Stats = False,
+    asked: PromptSettings,
     settings: ConnectSettings,
     sampling: SamplingSettings,
     load: LoadSettings,
@@ -95,37 +97,35 @@ def connect(
     """
     text = None if prompt is None else prompt_text(prompt)
     with settings.decoder(url, load) as decoder:
-        is_chat = decoder.info.has_template and not raw
-        if not is_chat and (text is None or system is not None):
+        is_chat = decoder.info.has_template and not asked.raw
+        if not is_chat and (text is None or asked.system is not None):
             raise PromptError(
                 "only a chat has messages and a system prompt",
                 got="--raw, or a target without a chat template",
                 remedy="pass a prompt to continue, and leave out --system",
             )
         if text is None:
-            _chat(decoder, system, sampling.given, stats)
+            _chat(decoder, asked, sampling.given)
             return
-        whole = messages(text, system) if is_chat else text
+        whole = asked.messages(text) if is_chat else text
         again = "to get all of it, run the same command with --seed {seed}"
-        _answer(decoder, whole, sampling.given, stats, again)
+        _answer(decoder, whole, sampling.given, asked.stats, again)
 
 
-def _chat(
-    decoder: "RemoteDecoder", system: str | None, chosen: dict[str, Any], stats: bool
-) -> None:
+def _chat(decoder: "RemoteDecoder", asked: PromptSettings, chosen: dict[str, Any]) -> None:
     """Answer each line of standard input.
 
     Each answer has random numbers of its own, because its prompt contains the earlier answers,
     which depend on theirs.
     """
-    dialogue = messages("", system)[:-1]
+    dialogue = asked.messages("")[:-1]
     seed = chosen.get("seed")
     for number, line in enumerate(filter(str.strip, lines())):
         turn = {"role": "user", "content": line.strip()}
         varied = {**chosen, "seed": None if seed is None else seed + number}
         try:
             again = "for a whole answer, send the message again"
-            output = _answer(decoder, [*dialogue, turn], varied, stats, again)
+            output = _answer(decoder, [*dialogue, turn], varied, asked.stats, again)
         except (KeyboardInterrupt, JakiroError) as error:
             if not sys.stdin.isatty():
                 raise
@@ -196,3 +196,81 @@ def _say_notes(output: "RemoteOutput", stats: bool, again: str) -> None:
 
 def _write(text: str) -> None:
     typer.echo(text, nl=False, color=True)
+
+
+class _Cursor(NamedTuple):
+    row: int
+    column: int
+
+    def after(self, text: str, width: int) -> "_Cursor":
+        """Return where the cursor is after a text; a full row wraps at its next character."""
+        row, column = self
+        for char in text:
+            if char == "\n":
+                row, column = row + 1, 0
+                continue
+            cells = _TAB - column % _TAB if char == "\t" else cell_len(char)
+            if column + cells > width:
+                row, column = row + 1, 0
+            column = min(column + cells, width)
+        return _Cursor(row, column)
+
+
+class ProvisionalDisplay:
+    """Writes verified text, and after it provisional text, which verified text replaces.
+
+    Args:
+        is_terminal: whether text can be erased; otherwise, only verified text is written.
+    """
+
+    def __init__(
+        self,
+        write: Callable[[str], object],
+        is_terminal: bool,
+        size: os.terminal_size | None = None,
+    ) -> None:
+        self._write = write
+        self._is_terminal = is_terminal
+        self._size = size
+        self._verified = _Cursor(0, 0)  # end of the verified text
+        self._end = self._verified  # end of all text
+
+    def verified(self, text: str) -> None:
+        """Write text that stays, in place of all provisional text."""
+        self._erase()
+        self._write(text)
+        self._verified = self._end = self._verified.after(text, self._width)
+
+    def provisional(self, text: str) -> None:
+        """Write text that may be replaced."""
+        if self._is_terminal and text:
+            self._write(f"{_FAINT}{text}{_NORMAL}")
+            self._end = self._end.after(text, self._width)
+
+    @property
+    def has_provisional(self) -> bool:
+        """Whether there is provisional text at the end."""
+        return self._end != self._verified
+
+    @property
+    def _width(self) -> int:
+        return max(self._terminal.columns, 1)
+
+    @property
+    def _terminal(self) -> os.terminal_size:
+        return self._size or shutil.get_terminal_size()
+
+    def _erase(self) -> None:
+        """Erase the provisional text, or begin a new line if its beginning has left the screen."""
+        if not self.has_provisional:
+            return
+        begin = self._verified
+        if begin.column == self._width:
+            begin = _Cursor(begin.row + 1, 0)
+        up = self._end.row - begin.row
+        if up >= self._terminal.lines:
+            self._write("\n")
+            self._verified = _Cursor(0, 0)
+            return
+        self._write("\r" + (f"\x1b[{up}A" if up else ""))
+        self._write((f"\x1b[{begin.column}C" if begin.column else "") + "\x1b[J")

@@ -10,7 +10,7 @@ from inference.engine.decode_step import BONUS, DecodeStep
 from inference.engine.stats import DecodeStats
 from inference.generation.colored_text import TextPiece, pieces_by_depth
 from inference.generation.prompts import encode_prompt, needed
-from jakiro.cli.decoding import DialogueSettings
+from jakiro.cli.settings import DialogueSettings
 from jakiro.errors import PromptError
 from jakiro.utils.settings import validate_settings
 
@@ -39,8 +39,6 @@ class Dialogue:
         if self.tokenizer.chat_template is None:
             raise PromptError(
                 "the target has no chat template, so it is not a chat model",
-                expected="a target whose tokenizer has a chat template",
-                got=type(self.tokenizer).__name__,
                 remedy="continue plain texts with `jakiro generate`",
             )
         self.decoder = decoder
@@ -122,9 +120,7 @@ class Dialogue:
         context = self.decoder.target.spec.max_position
         if len(prompt) >= context:
             raise PromptError(
-                "the chat has filled the target's context",
-                expected=f"fewer than {context} tokens",
-                got=f"{len(prompt)} tokens",
+                f"the chat has filled the target's context of {context} tokens",
                 remedy="start a new chat with /reset, or send a shorter message",
             )
         return min(self.settings.max_new_tokens, context - len(prompt))
@@ -138,13 +134,13 @@ class Dialogue:
         steps = self.decoder.steps(prompt, conversation=self._conversation, **given)
         self._num_answers += 1
         with closing(steps):
-            while (step := self._timed(steps)) is not None:
+            while (step := self._next_step(steps)) is not None:
                 yield from zip(step.token_ids, step.depths, strict=True)
                 if self.is_stopped and not step.finished:
                     return
         self.is_stopped = False  # the answer is complete
 
-    def _timed(self, steps: Iterator[DecodeStep]) -> DecodeStep | None:
+    def _next_step(self, steps: Iterator[DecodeStep]) -> DecodeStep | None:
         """Return the next decoding step, and add its counts and its time to the statistics."""
         started = time.perf_counter()
         step = next(steps, None)

@@ -14,12 +14,16 @@ from typer.core import TyperArgument, TyperCommand, TyperGroup
 from jakiro.utils.settings import Settings, innermost_types, validate_settings
 
 # Options that are not named after their field, and one whose name in the singular ends with s.
-_FLAGS = {"overrides": "--set", "trees": "--trees", "corpus": "--corpus"}
+_FLAGS = {
+    **{"overrides": "--set", "json_file": "--json"},
+    **{"trees": "--trees", "corpus": "--corpus"},
+}
 _VALUES: dict[object, str] = {int: "N", float: "X", bool: "yes|no", Path: "FILE"}
 _VALUES_OF = {
     **dict.fromkeys(("target", "tokenizer"), "PATH_OR_HUB_ID"),
     **dict.fromkeys(("data", "corpus"), "PATH"),
     **{"prompts": "FILE", "system": "TEXT", "device_memory": "GIB", "device_speed": "TFLOPS"},
+    **{"overrides": "KEY.PATH=VALUE", "train_only": "ARM"},
 }
 _LONG = 32  # number of characters from which values are named in the help text only
 _DRAFTER = "--drafter"
@@ -45,72 +49,6 @@ DrafterOption = Annotated[
         help=f"Folder or hub id of a drafter; or, with --target, {DRAFTERS}.",
     ),
 ]
-WritingDrafter = Annotated[
-    str | None,
-    typer.Option(
-        metavar="DRAFTER",
-        help=f"Drafter that speeds up the target: a folder or hub id, or {DRAFTERS}.",
-    ),
-]
-TargetOfDrafter = Annotated[
-    str | None,
-    typer.Option(
-        metavar="PATH_OR_HUB_ID",
-        help="The target; by default the one that the drafter's config names.",
-    ),
-]
-Raw = Annotated[
-    bool,
-    typer.Option(
-        "--raw",
-        help="Continue the prompt as plain text. By default, the target's chat template is used, "
-        "if there is one.",
-    ),
-]
-System = Annotated[
-    str | None, typer.Option(metavar="TEXT", help="System prompt: instructions for a chat model.")
-]
-Stats = Annotated[bool, typer.Option("--stats", help="Print statistics to standard error.")]
-SettingsFile = Annotated[
-    Path,
-    typer.Option(
-        "--config",
-        metavar="FILE",
-        help="YAML file with the settings of a training run, or the name of a packaged one.",
-    ),
-]
-Overrides = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--set",
-        metavar="KEY.PATH=VALUE",
-        help="Replace a value of the settings file; may be repeated.",
-    ),
-]
-DataPaths = Annotated[
-    list[str],
-    typer.Option(
-        "--data",
-        metavar="PATH",
-        help="Data file, folder of data files, or hub dataset as NAME or NAME:SPLIT; may be "
-        "repeated.",
-    ),
-]
-NewFolder = Annotated[Path, typer.Option(metavar="FOLDER", help="New folder to write.")]
-RecordsOut = Annotated[
-    Path,
-    typer.Option(
-        metavar="FILE.jsonl", help="File to write; the file of an interrupted run is continued."
-    ),
-]
-JsonOut = Annotated[
-    Path | None,
-    typer.Option(
-        "--json",
-        metavar="FILE",
-        help="Write all measured values to this file; - for standard output.",
-    ),
-]
 
 
 def with_options(command: Callable[..., None]) -> Callable[..., None]:
@@ -131,14 +69,11 @@ def with_options(command: Callable[..., None]) -> Callable[..., None]:
         settings = {name: _settings(fields_of, given) for name, fields_of in classes.items()}
         command(**given, **settings)
 
-    shown: list[inspect.Parameter] = []
+    options: list[inspect.Parameter] = []
     for name, parameter in parameters.items():
-        if name in classes:
-            shown += _options(classes[name])
-        else:
-            shown.append(parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY))
-    run.__signature__ = inspect.Signature(shown)  # type: ignore[attr-defined]
-    run.__annotations__ = {option.name: option.annotation for option in shown}
+        options += _options(classes[name]) if name in classes else [parameter]
+    run.__signature__ = inspect.Signature(options)  # type: ignore[attr-defined]
+    run.__annotations__ = {option.name: option.annotation for option in options}
     return run
 
 
@@ -148,7 +83,7 @@ def _options(settings_class: type[Settings]) -> Iterator[inspect.Parameter]:
         default: Any = inspect.Parameter.empty if field.is_required() else field.default
         kind: Any = field.annotation if field.annotation is bool else str
         text = " ".join((field.description or "").split())
-        several = ", ".join(map(str, default)) if isinstance(default, tuple) else ""
+        values = ", ".join(map(str, default)) if isinstance(default, tuple) else ""
         if _is_list(field):
             kind, text = list[str], f"{text} May be repeated."
             default = default if field.is_required() else None
@@ -156,7 +91,7 @@ def _options(settings_class: type[Settings]) -> Iterator[inspect.Parameter]:
             *([] if default is True else [_flag(name, field)]),  # else it has a flag that says no
             metavar=None if kind is bool else _value_name(name, field),
             help=text,
-            show_default=several or True,
+            show_default=values or True,
             rich_help_panel=panel,
         )
         kind = kind | None if default is None else kind
@@ -178,11 +113,11 @@ def _settings(settings_class: type[Settings], given: dict[str, Any]) -> Settings
         if value not in (None, []) and str(value) != str(fields[name].default)
     }
 
-    def as_typed(key: str) -> str:
+    def flag_of(key: str) -> str:
         name = key.partition(".")[0]
         return _flag(name, settings_class.model_fields[name])
 
-    return validate_settings(settings_class, chosen, source="the command line", name_of=as_typed)
+    return validate_settings(settings_class, chosen, source="the command line", name_of=flag_of)
 
 
 def _fields(settings_class: type[Settings]) -> dict[str, FieldInfo]:

@@ -1,8 +1,8 @@
-"""The command `jakiro train`."""
+"""The commands `jakiro init`, `train` and `ablate`."""
 
 import shlex
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 from pydantic import PositiveInt
@@ -10,15 +10,42 @@ from pydantic import PositiveInt
 from jakiro.cli import options
 from jakiro.cli.output import say
 from jakiro.errors import EXIT_CODE_BAD_INPUT, EXIT_CODE_INTERRUPTED
-from jakiro.utils.extras import require_extra
+from jakiro.utils.files import ensure_new_file
+from jakiro.utils.logs import quiet_libraries
+from jakiro.utils.packaged import require_extra
 from jakiro.utils.settings import Settings, load_settings
+from training.ablation.settings import StudySettings
 from training.launch import LaunchOptions, command, launch
 
 if TYPE_CHECKING:
-    from jakiro.utils.pretrained import Kind
+    from jakiro.utils.devices import Kind
     from training.config import TrainSettings
 
 _GIB = 2**30
+_FILES = (".json", ".jsonl", ".parquet")  # suffixes of training data in files
+
+
+class InitSettings(Settings):
+    """Options."""
+
+    data: tuple[str, ...] = ()
+    """Training data: a JSON, JSONL or Parquet file, a folder of such files, or a dataset of the
+    hub. By default, the file that the printed command `jakiro synthesize` writes."""
+    drafter: str | None = None
+    """An architecture: jakiro for all parts of this package, jakiro-published as in the paper, moa,
+    eagle3 or a relative (see the page Drafter); by default, a single layer that starts as the
+    target's last layer."""
+    out: Path = Path("my.yaml")
+    """Settings file to write."""
+
+
+class RunSettings(Settings):
+    """Settings of the run."""
+
+    config: Path
+    """YAML file with the settings of a training run, or the name of a packaged one."""
+    overrides: tuple[str, ...] = ()
+    """Replace a value of the settings file."""
 
 
 class PlanSettings(Settings):
@@ -37,24 +64,62 @@ class PlanSettings(Settings):
     machine."""
 
 
+class AblateSettings(Settings):
+    """Options."""
+
+    dry_run: bool = False
+    """Only estimate time and disk space; write nothing."""
+    train_only: tuple[str, ...] = ()
+    """Train only this arm, and stop before the measurement on test prompts. The arm without changes
+    is called base. With this option, several processes can train different arms at the same time.
+    Then run the same command without this option to measure all arms and write the results."""
+
+
 @options.with_options
-def train(
+def init(
     *,
-    config: options.SettingsFile,
-    overrides: options.Overrides = None,
-    plan: PlanSettings,
-    launched: LaunchOptions,
+    target: Annotated[
+        str,
+        typer.Argument(
+            metavar="PATH_OR_HUB_ID",
+            help="The target; only its config is read.",
+            show_default=False,
+        ),
+    ],
+    settings: InitSettings,
 ) -> None:
+    """Write the settings of a first training run for a target, and show the next commands."""
+    out, drafter = settings.out, settings.drafter
+    ensure_new_file(out, "the settings")
+    from training.planning.starter import short_name, starter_yaml
+
+    name = short_name(target)
+    paths = settings.data or (f"{name}-chats.jsonl",)
+    out.write_text(starter_yaml(target, paths, drafter), encoding="utf-8")
+    for path in settings.data:
+        if Path(path).suffix in _FILES and not Path(path).exists():
+            say(f"warning: there is no file {path} yet; with it, init knows how much to hold out")
+    typer.echo(f"wrote {out}; next:")
+    write_data = ["synthesize", "--target", target, "--conversations", "1000", "--out", paths[0]]
+    train = ["train", "--config", str(out)]
+    run = name if drafter is None else f"{name}-{drafter}"
+    verify = ["verify", "--drafter", f"runs/{run}/drafter"]
+    for words in (*([] if settings.data else [write_data]), [*train, "--dry-run"], train, verify):
+        typer.echo(f"  {shlex.join(['jakiro', *words])}")
+
+
+@options.with_options
+def train(*, run: RunSettings, plan: PlanSettings, launched: LaunchOptions) -> None:
     """Train a drafter on one or several machines; the same command continues an interrupted run."""
-    words = [*(overrides or ())]
+    words = [*run.overrides]
     if plan.micro_batch_size not in (None, "auto"):
         words.append(f"batch.micro_batch_size={plan.micro_batch_size}")
     from training.config import TrainSettings
 
-    settings = load_settings(TrainSettings, config, words)
+    settings = load_settings(TrainSettings, run.config, words)
     if not plan.dry_run:
         require_extra("train")
-    from jakiro.utils.pretrained import choose_device
+    from jakiro.utils.devices import choose_device
     from training.planning.estimate import choose_micro_batch, memory_here, planned_kind
 
     kind = planned_kind(settings, plan.device_memory)
@@ -72,7 +137,7 @@ def train(
     if plan.dry_run:
         _show_estimate(settings, count, kind, memory, plan.device_speed)
         return
-    _run(settings, config, words, launched)
+    _run(settings, run.config, words, launched)
     for words_of_next in _next_commands(settings):
         say(f"next: {words_of_next}")
 
@@ -82,16 +147,16 @@ def _show_estimate(
 ) -> None:
     from rich.console import Console
 
-    from jakiro.utils.pretrained import choose_device
+    from jakiro.utils.devices import choose_device
     from training.planning.estimate import estimate, product_rate, render
 
-    run = estimate(settings, processes, kind)
+    estimated = estimate(settings, processes, kind)
     if speed is not None:
         rate: float | None = speed * 1e12
     else:
         is_here = kind == "cpu" or choose_device("auto").type == "cuda"
         rate = product_rate(settings) if is_here else None
-    Console().print(render(run, memory, rate), highlight=False)
+    Console().print(render(estimated, memory, rate), highlight=False)
 
 
 def _run(
@@ -128,3 +193,37 @@ def _next_commands(settings: "TrainSettings") -> tuple[str, str]:
         shlex.join(["jakiro", *use]),
         shlex.join([*bench, "--prompts", str(prompts)]),
     )
+
+
+@options.with_options
+@quiet_libraries()
+def ablate(
+    *,
+    more: Annotated[
+        list[Path] | None,
+        typer.Argument(
+            metavar="FILE",
+            help="Further files with changes; the shell expands `--config "
+            "configs/ablations/*.yaml` to several files.",
+        ),
+    ] = None,
+    part: AblateSettings,
+    settings: StudySettings,
+) -> None:
+    """Train drafter variants of the same size, and show which differences are significant."""
+    if not part.dry_run:
+        require_extra("train")
+    from training.ablation.study import Study
+
+    arms = (*settings.config, *(more or ()))
+    try:
+        study = Study(settings.model_copy(update={"config": arms}))
+        if part.dry_run:
+            study.estimate()
+        elif part.train_only:
+            study.train(part.train_only)
+        else:
+            study.complete()
+    except KeyboardInterrupt:
+        say("to continue the study, run the same command again")
+        raise

@@ -4,9 +4,10 @@ from collections.abc import Callable, Sequence
 from contextlib import closing
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Literal
 
 import typer
+from pydantic import Field
 
 from inference.losslessness.records import (
     QUICK_SAMPLES,
@@ -16,46 +17,43 @@ from inference.losslessness.records import (
     VerifySettings,
 )
 from jakiro.cli import options
-from jakiro.cli.decoding import LoadSettings, server_key
 from jakiro.cli.output import STANDARD_OUTPUT, writer
+from jakiro.cli.settings import LoadSettings, server_key
 from jakiro.errors import ConfigError
 from jakiro.utils.logs import quiet_libraries
 from jakiro.utils.progress import ProgressDisplay, tracked
+from jakiro.utils.settings import Settings
 
 if TYPE_CHECKING:
     from inference.generation.prompts import Prompt
+
+
+class SubjectSettings(Settings):
+    """Options."""
+
+    drafter: str | None = Field(
+        None,
+        description=f"Folder or hub id of a drafter; or, with --target, {options.DRAFTERS}.",
+    )
+    target: str | None = None
+    """The target; by default the one that the drafter's config names."""
+    prompts: Path | None = None
+    """Prompt file, as for `jakiro bench`; by default a few built-in prompts."""
+    quick: bool = False
+    """Sample 200 continuations, which detects large errors only."""
+    tree: Literal["auto", "fixed"] = "fixed"
+    """Draft trees, as for `jakiro generate`."""
+    batch_invariant: bool = False
+    """Compute as with `jakiro generate`."""
+    json_file: Path | None = None
+    """Write all measured values to this file; - for standard output."""
 
 
 @options.with_options
 @quiet_libraries()
 def verify(
     *,
-    drafter: Annotated[
-        str | None,
-        typer.Option(
-            metavar="DRAFTER",
-            help=f"Folder or hub id of a drafter; or, with --target, {options.DRAFTERS}.",
-        ),
-    ] = None,
-    target: options.TargetOfDrafter = None,
-    prompts: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="FILE",
-            help="Prompt file, as for `jakiro bench`; by default a few built-in prompts.",
-        ),
-    ] = None,
-    quick: Annotated[
-        bool,
-        typer.Option("--quick", help="Sample 200 continuations, which detects large errors only."),
-    ] = False,
-    tree: Annotated[
-        Literal["auto", "fixed"], typer.Option(help="Draft trees, as for `jakiro generate`.")
-    ] = "fixed",
-    batch_invariant: Annotated[
-        bool, typer.Option("--batch-invariant", help="Compute as with `jakiro generate`.")
-    ] = False,
-    json_file: options.JsonOut = None,
+    subject: SubjectSettings,
     settings: VerifySettings,
     load: LoadSettings,
     server: ServerSettings,
@@ -67,21 +65,22 @@ def verify(
     """
     from inference.generation.prompt_file import BUILT_IN, read_prompts
 
-    if quick and "samples" not in settings.model_fields_set:
+    if subject.quick and "samples" not in settings.model_fields_set:
         settings = settings.model_copy(update={"samples": QUICK_SAMPLES})
-    texts = BUILT_IN if prompts is None else [prompt.first for prompt in read_prompts(prompts)]
-    store = writer(json_file, standard_output=True)
-    show = partial(typer.echo, err=json_file == STANDARD_OUTPUT)
+    path = subject.prompts
+    prompts = BUILT_IN if path is None else [prompt.first for prompt in read_prompts(path)]
+    store = writer(subject.json_file, standard_output=True)
+    show = partial(typer.echo, err=subject.json_file == STANDARD_OUTPUT)
 
     def show_check(check: Check) -> None:
         show(f"{_word(check.passed)}  {check.name}: {check}")
         for difference in check.differences:
             show(f"      {difference}")
 
-    if server.url is not None and target is not None:
-        report = _verify_server(server, target, load, texts, settings, show_check)
-    elif server.url is None and drafter is not None:
-        report = _verify(drafter, target, tree, batch_invariant, load, texts, settings, show_check)
+    if server.url is not None and subject.target is not None:
+        report = _verify_server(server, subject.target, load, prompts, settings, show_check)
+    elif server.url is None and subject.drafter is not None:
+        report = _verify(subject.drafter, subject, load, prompts, settings, show_check)
     else:
         raise ConfigError("there is nothing to verify", expected="--drafter, or --url and --target")
     store(report.model_dump_json(indent=2) + "\n")
@@ -94,11 +93,9 @@ def verify(
 
 def _verify(
     drafter: str,
-    target: str | None,
-    tree: Literal["auto", "fixed"],
-    batch_invariant: bool,
+    subject: SubjectSettings,
     load: LoadSettings,
-    texts: "Sequence[Prompt]",
+    prompts: "Sequence[Prompt]",
     settings: VerifySettings,
     show_check: Callable[[Check], None],
 ) -> Report:
@@ -107,16 +104,16 @@ def _verify(
 
     decoder = SpeculativeDecoder.from_pretrained(
         drafter,
-        target,
-        tree,
+        subject.target,
+        subject.tree,
         threads=None,  # those of the target alone: their number may change rounding
         other_weights=settings.other_weights,
-        batch_invariant=batch_invariant,
+        batch_invariant=subject.batch_invariant,
         dtype=load.dtype,
         device_map=load.torch_device,
     )
     with ProgressDisplay() as progress:
-        return verify_losslessness(decoder, texts, settings, show_check, tracked(progress))
+        return verify_losslessness(decoder, prompts, settings, show_check, tracked(progress))
 
 
 def _verify_server(
@@ -129,15 +126,14 @@ def _verify_server(
 ) -> Report:
     from inference.client.client import ServerClient
     from inference.losslessness.server import verify_server
-    from jakiro.utils.pretrained import load_causal_lm, load_tokenizer
+    from jakiro.utils.pretrained import load_target
 
     client = ServerClient(str(server.url), server_key())
     with closing(client), ProgressDisplay() as progress:
         client.connect(server.model)
         return verify_server(
             client,
-            load_causal_lm(target, dtype=load.dtype, device=load.torch_device),
-            load_tokenizer(target, "the tokenizer of the target"),
+            *load_target(target, load.dtype, load.torch_device),
             prompts,
             settings,
             chat=server.chat,

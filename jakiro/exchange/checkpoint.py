@@ -19,9 +19,8 @@ from torch import Tensor
 
 from jakiro.errors import CheckpointError
 from jakiro.utils.files import checksum
-from jakiro.utils.hub import hub_options
 from jakiro.utils.packaged import packaged_drafter
-from jakiro.utils.pretrained import reason_of
+from jakiro.utils.pretrained import hub_options, reason_of
 from jakiro.utils.wording import summary_of
 
 _SAFETENSORS = "model.safetensors"

@@ -21,9 +21,9 @@ from jakiro.exchange.eagle3 import EXPORTED_BY, IDS
 from jakiro.exchange.plan import default_layers
 from jakiro.experts import MixtureOfExperts
 from jakiro.target.record import TargetRecord
-from jakiro.utils.dtype_names import dtype_name
 from jakiro.utils.files import checksum, write_atomically, written_folder
 from jakiro.utils.settings import flattened
+from jakiro.utils.wording import dtype_name
 
 Layout = Literal["eagle3", "speculators"]
 Engine = Literal["vLLM", "SGLang"]

@@ -21,8 +21,8 @@ from jakiro.exchange.plan import ImportPlan, check_scales
 from jakiro.target.adapter import TargetAdapter
 from jakiro.target.cache import StateSource
 from jakiro.target.step import chain_step
-from jakiro.utils.dtype_names import dtype_name
 from jakiro.utils.files import fingerprint
+from jakiro.utils.wording import dtype_name
 from moa.rotary import Rotary
 from moa.target_kv import TargetKV
 

@@ -46,8 +46,8 @@ from jakiro.target.step import (
     slot_mask,
     with_sibling,
 )
+from jakiro.utils.fetch import gguf_checksum
 from jakiro.utils.files import fingerprint
-from jakiro.utils.gguf import gguf_checksum
 
 
 @dataclass(frozen=True)

@@ -37,7 +37,7 @@ from jakiro.target.attention import (
     ungroup_heads,
 )
 from jakiro.target.weights import has_adapters
-from jakiro.utils.dtype_names import dtype_name
+from jakiro.utils.wording import dtype_name
 
 # Up to 4,096 products, torch 2.13 does not use oneDNN. With two rows, this concerns up to 2,048
 # weights, such as those of the gate of a shared expert; larger ones of the kind have a single

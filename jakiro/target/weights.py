@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from torch.nn.functional import linear
 
 from jakiro.target.int8 import Int8Linear, can_quantize
-from jakiro.utils.processor import computes_bfloat16
+from jakiro.utils.devices import computes_bfloat16
 
 # own: as loaded; packed: reordered for the CPU; bfloat16: reordered copies of float32 weights, with
 # 16 bits; int8: quantized to 8 bits.

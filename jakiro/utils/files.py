@@ -75,7 +75,6 @@ def ensure_new_file(path: Path, content: str, option: str = "--out") -> None:
     if is_taken or not path.absolute().parent.is_dir():
         raise ConfigError(
             f"cannot write {content} to {path}",
-            expected="a new file in an existing folder",
             got="a path that already exists" if is_taken else "no such folder",
             remedy=f"choose another name for {option}",
         )

@@ -5,7 +5,6 @@ folder of the user's cache. The folder's name depends on the contents of the fil
 version of transformers.
 """
 
-import re
 from collections.abc import Iterator, Sequence
 from functools import cache
 from pathlib import Path
@@ -22,20 +21,14 @@ from transformers import (
     modeling_gguf_pytorch_utils,
 )
 
-from jakiro.errors import CheckpointError, ConfigError
-from jakiro.utils.dtype_names import dtype_name
-from jakiro.utils.extras import require_extra
+from jakiro.errors import CheckpointError
+from jakiro.utils.devices import default_dtype, is_out_of_memory, too_little_memory
+from jakiro.utils.fetch import CONFIG_KEY
 from jakiro.utils.files import checksum, written_folder
 from jakiro.utils.logs import get_logger, quiet_libraries
-from jakiro.utils.memory import is_out_of_memory, too_little_memory
-from jakiro.utils.processor import native_dtype
+from jakiro.utils.packaged import require_extra
 from jakiro.utils.progress import ProgressDisplay
-from jakiro.utils.wording import summary_of
-
-# Key in a converted model's config; its value holds the GGUF file's name and checksum.
-CONFIG_KEY = "gguf"
-
-_PART = re.compile(r"-\d{5}-of-(?!00001$)\d{5}$")  # end of the name of a part of a model
+from jakiro.utils.wording import dtype_name, summary_of
 
 _logger = get_logger(__name__)
 
@@ -67,45 +60,6 @@ def convert_gguf(file: Path, dtype: torch.dtype | None = None, *, any_dtype: boo
     return folder
 
 
-def find_gguf(name_or_path: str | Path) -> Path | None:
-    """Return the GGUF file that a path refers to; None if the path refers to something else.
-
-    Args:
-        name_or_path: path of a GGUF file, or of a folder that contains one and has no config.json.
-    """
-    path = Path(name_or_path)
-    if path.suffix.lower() == ".gguf":
-        if not path.is_file():
-            raise ConfigError(f"there is no file {path}")
-        if _PART.search(path.stem):
-            raise ConfigError(
-                f"{path} is a part of a model",
-                remedy="join the parts (llama-gguf-split --merge FIRST_PART WHOLE.gguf)",
-            )
-        return path
-    if not path.is_dir() or (path / "config.json").exists():
-        return None
-    files = sorted(file for file in path.iterdir() if file.suffix.lower() == ".gguf")
-    if len(files) > 1:
-        raise ConfigError(
-            f"the folder {path} contains several models",
-            got=", ".join(file.name for file in files),
-            remedy="pass the path of the file to load",
-        )
-    return files[0] if files else None
-
-
-def gguf_checksum(config: Any) -> str | None:
-    """Return the SHA-256 of the GGUF file that a model was converted from, or None."""
-    origin = getattr(config, CONFIG_KEY, None)
-    return None if origin is None else str(origin["sha256"])
-
-
-def default_dtype() -> torch.dtype:
-    """Return bfloat16 if this machine supports it in hardware, and float32 otherwise."""
-    return native_dtype(torch.device("cuda" if torch.cuda.is_available() else "cpu"))
-
-
 @cache
 def _sha256(file: Path, _modified: int) -> str:
     return checksum(file)
@@ -122,13 +76,18 @@ def _convert(file: Path, sha256: str, dtype: torch.dtype, folder: Path) -> None:
     except Exception as error:  # for a damaged file, the parser may raise almost any exception
         if is_out_of_memory(error):
             raise too_little_memory(f"the GGUF file {file}", error) from error
-        raise _unreadable(file, error) from error
+        raise CheckpointError(
+            f"cannot convert the GGUF file {file}",
+            got=summary_of(error),
+            remedy="use the safetensors files of the model; if the disk is full, free space, or "
+            "set XDG_CACHE_HOME to a folder on another disk",
+        ) from error
 
 
 def _dequantized_model(file: Path, sha256: str, dtype: torch.dtype) -> Any:
     """Return an ordinary model: transformers cannot save a model that is marked as quantized."""
     options: dict[str, Any] = {"gguf_file": file.name, "dtype": dtype, "trust_remote_code": False}
-    modeling_gguf_pytorch_utils.tqdm = _shown  # type: ignore[attr-defined]
+    modeling_gguf_pytorch_utils.tqdm = _track  # type: ignore[attr-defined]
     read: Any = AutoModelForCausalLM.from_pretrained(
         file.parent, **options, output_loading_info=True
     )
@@ -148,18 +107,7 @@ def _dequantized_model(file: Path, sha256: str, dtype: torch.dtype) -> Any:
     return model
 
 
-def _shown(tensors: Sequence[object], **_options: object) -> Iterator[object]:
+def _track(tensors: Sequence[object], **_options: object) -> Iterator[object]:
     """Replace the bar of transformers, which cannot be switched off and fills log files."""
     with ProgressDisplay() as display:
         yield from display.track(tensors, description="Converting weights")
-
-
-def _unreadable(file: Path, error: Exception) -> CheckpointError:
-    return CheckpointError(
-        f"cannot convert the GGUF file {file}",
-        expected="a complete GGUF file of a model that transformers can read, and room for the "
-        "converted model in the cache folder",
-        got=summary_of(error),
-        remedy="use the safetensors files of the model; if the disk is full, free space, or set "
-        "XDG_CACHE_HOME to a folder on another disk",
-    )

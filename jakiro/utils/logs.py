@@ -5,14 +5,9 @@ import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
-from datetime import datetime
 from functools import cache
 
-from rich.console import Console
-from rich.logging import RichHandler
-
 _ROOT = "jakiro"
-_TIME = "[%X]"
 
 
 def get_logger(name: str) -> logging.Logger:
@@ -24,8 +19,8 @@ def get_logger(name: str) -> logging.Logger:
 
 @cache
 def _configure_root() -> None:
-    # The console looks up standard error for each record, so that redirections keep working.
-    handler = _Handler(console=Console(stderr=True), show_path=False, log_time_format=_TIME)
+    handler = _Handler()
+    handler.setFormatter(logging.Formatter("[%(asctime)s] %(levelname)s %(message)s", "%X"))
     handler.addFilter(_is_first_process)
     root = logging.getLogger(_ROOT)
     root.addHandler(handler)
@@ -33,16 +28,11 @@ def _configure_root() -> None:
     root.propagate = False  # otherwise an application's own root handler repeats each line
 
 
-class _Handler(RichHandler):
-    """A handler that wraps lines to the width of a terminal, and writes whole lines elsewhere."""
+class _Handler(logging.Handler):
+    """Writes to what is standard error at the time, such as the display of a progress bar."""
 
     def emit(self, record: logging.LogRecord) -> None:
-        if self.console.is_terminal:
-            super().emit(record)
-            return
-        time = datetime.fromtimestamp(record.created).strftime(_TIME)
-        line = f"{time} {record.levelname} {self.format(record)}"
-        self.console.print(line, markup=False, highlight=False, soft_wrap=True)
+        sys.stderr.write(f"{self.format(record)}\n")
 
 
 def _is_first_process(_record: logging.LogRecord) -> bool:

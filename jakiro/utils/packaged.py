@@ -1,10 +1,24 @@
-"""Files of this package: configurations, and trained drafters, which are named after their targets.
+"""What this package consists of: packaged configurations and drafters, and optional packages.
 
-Settings files and commands can name them instead of a path.
+Settings files and commands can name a configuration or a drafter instead of a path. Drafters are
+named after their targets.
 """
 
+from importlib.util import find_spec
 from pathlib import Path
+from typing import Literal
 
+from jakiro.errors import ConfigError
+
+Extra = Literal["train", "bench", "gguf", "serve"]
+
+# Names as they are imported; `pyproject.toml` lists the versions.
+EXTRAS: dict[Extra, tuple[str, ...]] = {
+    "bench": ("matplotlib",),
+    "train": ("datasets", "deepspeed", "matplotlib", "peft", "pyarrow", "tensorboard"),
+    "gguf": ("gguf",),
+    "serve": ("prometheus_client", "starlette", "uvicorn"),
+}
 _PACKAGE = Path(__file__).parents[1]
 _ASSETS = _PACKAGE / "assets"
 _SUFFIX = ".yaml"
@@ -48,3 +62,28 @@ def packaged_drafter(name: str | Path) -> Path | None:
 def packaged_names() -> list[str]:
     """Return the names of all drafters in the package."""
     return sorted(folder.parent.name for folder in _ASSETS.glob("*/drafter"))
+
+
+def require_extra(extra: Extra) -> None:
+    """Check that the packages of an extra are installed, without importing them."""
+    for package in EXTRAS[extra]:
+        require_package(package)
+
+
+def require_package(package: str) -> None:
+    """Check that a package of an extra is installed, without importing it."""
+    error = missing_extra(ModuleNotFoundError(name=package))
+    if error is not None and find_spec(package) is None:
+        raise error
+
+
+def missing_extra(error: ModuleNotFoundError) -> ConfigError | None:
+    """Return an error that names the extra of a missing package; None for other packages."""
+    package = (error.name or "").partition(".")[0]
+    extra = next((extra for extra, packages in EXTRAS.items() if package in packages), None)
+    if extra is None:
+        return None
+    return ConfigError(
+        f"the package {package} is not installed",
+        remedy=f"install Jakiro with the extra `{extra}`, such as with `pip install '.[{extra}]'`",
+    )

@@ -1,19 +1,23 @@
-"""Loading of causal language models, their tokenizers and configs; choice of the device.
+"""Loading of causal language models, their tokenizers and configs, from folders or from the hub.
 
-All code that loads a target or a small model uses these functions, so that the names of dtypes and
-devices have the same meaning everywhere and loading errors are always worded in the same way.
+All code that loads a target or a small model uses these functions, so that the names of dtypes have
+the same meaning everywhere and loading errors are always worded in the same way.
 """
 
 import json
-import os
 import re
+import socket
 from collections.abc import Collection, Mapping
 from difflib import get_close_matches
+from functools import cache
 from pathlib import Path
 from pickle import UnpicklingError
-from typing import Any, Literal, cast
+from typing import Any, cast
+from urllib.parse import urlsplit
+from urllib.request import getproxies
 
 import torch
+from huggingface_hub import constants
 from huggingface_hub.errors import HFValidationError, StrictDataclassError
 from safetensors import SafetensorError
 from transformers import (
@@ -27,19 +31,13 @@ from transformers import (
 )
 
 from jakiro.errors import CheckpointError, ConfigError, JakiroError, ResourceError
-from jakiro.utils.dtype_names import SHORT_NAMES, dtype_name
-from jakiro.utils.extras import require_package
-from jakiro.utils.fetch import KNOWN_MODELS, fetched_model
-from jakiro.utils.gguf import convert_gguf, find_gguf
-from jakiro.utils.hub import hub_options, is_hub_reachable
+from jakiro.utils.devices import is_out_of_memory, too_little_memory
+from jakiro.utils.fetch import KNOWN_MODELS, fetched_model, find_gguf
 from jakiro.utils.logs import bars_in_terminals, get_logger
-from jakiro.utils.memory import is_out_of_memory, too_little_memory
-from jakiro.utils.wording import rounded, summary_of
+from jakiro.utils.packaged import require_package
+from jakiro.utils.wording import SHORT_NAMES, dtype_name, rounded, summary_of
 
 _logger = get_logger(__name__)
-
-Device = Literal["auto", "cpu", "cuda"]
-Kind = Literal["cpu", "cuda"]
 
 # The training settings use the short names; transformers uses the long names.
 TORCH_DTYPES: dict[str, torch.dtype] = {
@@ -59,6 +57,7 @@ LOADING_ERRORS = (
     UnpicklingError,
     ValueError,
 )
+_SECONDS = 3.0  # time in which the hub must accept a connection
 _CHECK_THE_PATH = "check the path"
 _NUMBER = re.compile(r"\d+")  # of a layer, in the name of a weight
 _ADAPTERS = "adapter_config.json"
@@ -119,16 +118,24 @@ def load_causal_lm(
     return cast(PreTrainedModel, model.eval())
 
 
+def load_target(
+    name_or_path: str, dtype: str | torch.dtype, device: torch.device
+) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
+    """Return a target and its tokenizer."""
+    model = load_causal_lm(name_or_path, dtype=dtype, device=device)
+    return model, load_tokenizer(name_or_path, "the tokenizer of the target")
+
+
 def torch_dtype(dtype: str | torch.dtype) -> str | torch.dtype:
     """Return the dtype of a name; "auto" and dtypes are unchanged."""
     if not isinstance(dtype, str) or dtype == "auto":
         return dtype
-    found = TORCH_DTYPES.get(dtype, getattr(torch, dtype, None))
-    if not isinstance(found, torch.dtype):
+    named = TORCH_DTYPES.get(dtype, getattr(torch, dtype, None))
+    if not isinstance(named, torch.dtype):
         raise ConfigError(
             "dtype= cannot be used", expected=f"auto, {', '.join(TORCH_DTYPES)}", got=repr(dtype)
         )
-    return found
+    return named
 
 
 def local_model(name_or_path: str | Path, dtype: object = None, *, any_dtype: bool = False) -> str:
@@ -143,6 +150,8 @@ def local_model(name_or_path: str | Path, dtype: object = None, *, any_dtype: bo
     file = find_gguf(fetched or name_or_path)
     if file is None:
         return str(name_or_path)
+    from jakiro.utils.gguf import convert_gguf  # most models are not in such a file
+
     wanted = dtype if isinstance(dtype, torch.dtype) else None
     return str(convert_gguf(file, wanted, any_dtype=any_dtype))
 
@@ -212,6 +221,31 @@ def load_config(
         raise _cannot_load(what, name_or_path, error, remedy) from error
 
 
+def hub_options(name_or_path: str | Path) -> dict[str, bool]:
+    """Return arguments of `from_pretrained` that prevent requests to a hub that does not answer.
+
+    Without them, the libraries try again for half a minute before they report an error.
+    """
+    may_ask = Path(name_or_path).exists() or is_hub_reachable()
+    return {} if may_ask else {"local_files_only": True}
+
+
+@cache  # a loader asks several times, and a missing answer takes seconds
+def is_hub_reachable() -> bool:
+    """Return whether the hub accepts connections, or whether a proxy is set that may reach it."""
+    if constants.HF_HUB_OFFLINE:
+        return False
+    if getproxies().keys() - {"no"}:
+        return True
+    hub = urlsplit(constants.ENDPOINT)
+    port = hub.port or (80 if hub.scheme == "http" else 443)
+    try:
+        socket.create_connection((hub.hostname or "", port), timeout=_SECONDS).close()
+    except OSError:
+        return False
+    return True
+
+
 def end_ids(config: GenerationConfig | None) -> list[int]:
     """Return the tokens that end a text according to a generation config; none without a config."""
     ends: Any = None if config is None else config.eos_token_id
@@ -228,29 +262,6 @@ def describe_model(model: PreTrainedModel) -> str:
     return f"{name}, {dtype}, {rounded(model.num_parameters())} parameters"
 
 
-def choose_device(device: Device) -> torch.device:
-    """Return this process's device; "auto" prefers a GPU."""
-    if device == "cuda" and not torch.cuda.is_available():
-        raise ConfigError(
-            "there is no GPU that torch can use",
-            expected="a CUDA device",
-            got=missing_gpu(),
-            remedy="choose the device cpu or auto",
-        )
-    if device == "cpu" or (device == "auto" and not torch.cuda.is_available()):
-        return torch.device("cpu")
-    return torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))
-
-
-def missing_gpu() -> str:
-    """Return a description of the torch installation, for errors about a missing GPU."""
-    if torch.version.cuda is None:
-        return f"torch {torch.__version__}, which was built without CUDA"
-    shown = os.environ.get("CUDA_VISIBLE_DEVICES")
-    limit = "" if shown is None else f" with CUDA_VISIBLE_DEVICES={shown!r}"
-    return f"torch {torch.__version__}, which finds no GPU{limit}"
-
-
 def _cannot_load(
     what: str, name_or_path: str | Path, error: Exception | str, remedy: str
 ) -> CheckpointError | ResourceError:
@@ -258,12 +269,12 @@ def _cannot_load(
     name = str(name_or_path)
     if isinstance(error, Exception) and is_out_of_memory(error):
         return too_little_memory(f"{what} {name}", error)
-    known = get_close_matches(name, KNOWN_MODELS.keys() - {name}, n=1)
+    similar = get_close_matches(name, KNOWN_MODELS.keys() - {name}, n=1)
     return CheckpointError(
         f"cannot load {what} {name}",
         expected="a folder or hub id of a causal language model with its tokenizer",
         got=error if isinstance(error, str) else reason_of(error, name),
-        remedy=f"use {known[0]}, which `jakiro fetch` downloads" if known else remedy,
+        remedy=f"use {similar[0]}, which `jakiro fetch` downloads" if similar else remedy,
     )
 
 
@@ -287,7 +298,6 @@ def _refuse_other_weights(names: Collection[str], report: Mapping[str, Any], wha
         if weights:
             raise CheckpointError(
                 f"the weights of {what} do not match its config",
-                expected="a checkpoint with exactly the layers that config.json describes",
                 got=f"{len(weights)} {kind} weights, such as {min(weights)}",
                 remedy="use the weights together with the config that they were saved with",
             )

@@ -1,13 +1,17 @@
-"""Progress of long work on standard error: bars in a terminal, lines in a log file."""
+"""Long work: in a thread in the background, and its progress on standard error.
+
+Progress is shown as bars in a terminal, and as lines in a log file.
+"""
 
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future
 from contextlib import contextmanager
 from datetime import timedelta
 from functools import partial
 from threading import Event, Thread
-from typing import Any
+from typing import Any, TypeVar
 
-from rich.console import Console, RenderableType
+from rich.console import Console
 from rich.progress import (
     BarColumn,
     MofNCompleteColumn,
@@ -20,10 +24,28 @@ from rich.progress import (
 )
 from rich.text import Text
 
+T = TypeVar("T")
 # Function that receives the name and the number of steps of a part of the work (None if it is
 # unknown), and returns a function that is called after each step.
 Track = Callable[[str, int | None], Callable[[], None]]
 INTERVAL = 30.0  # seconds between two lines about a task in a log file
+
+
+def in_background(function: Callable[[], T]) -> Future[T]:
+    """Call a function in a thread that does not keep the process alive, unlike those of executors.
+
+    Its exception is raised where the result is read.
+    """
+    future: Future[T] = Future()
+
+    def run() -> None:
+        try:
+            future.set_result(function())
+        except BaseException as error:  # noqa: BLE001 - `Future.result` raises it
+            future.set_exception(error)
+
+    Thread(target=run, daemon=True).start()
+    return future
 
 
 class _TimeLeft(ProgressColumn):
@@ -31,14 +53,14 @@ class _TimeLeft(ProgressColumn):
 
     max_refresh = 0.5
 
-    def render(self, task: Task) -> RenderableType:
+    def render(self, task: Task) -> Text:
         """Return the time and a word that says which it is."""
-        seconds = seconds_left(task)
+        seconds = _seconds_left(task)
         time = "-:--:--" if seconds is None else str(timedelta(seconds=int(seconds)))
         return Text.assemble((time, "progress.remaining"), " left")
 
 
-def seconds_left(task: Task) -> float | None:
+def _seconds_left(task: Task) -> float | None:
     """Estimate the time that a task still takes, from its mean speed since its start.
 
     Batches complete many steps at the same moment, so the speed of the last seconds says little.
@@ -159,7 +181,7 @@ def line_of(task: Task) -> str:
     if rate := task.fields.get("rate"):
         parts.append(str(rate))
     parts.append(f"{_minutes(task.elapsed)} elapsed")
-    if (left := seconds_left(task)) is not None and not task.finished:
+    if (left := _seconds_left(task)) is not None and not task.finished:
         parts.append(f"about {_minutes(left)} left")
     return f"{task.description}: {', '.join(parts)}"
 

@@ -6,7 +6,6 @@ import platform
 import subprocess
 import sys
 from contextlib import suppress
-from copy import copy
 from datetime import UTC, datetime
 from functools import cache
 from importlib import metadata
@@ -26,7 +25,7 @@ def provenance() -> dict[str, Any]:
     return {
         "argv": [Path(sys.argv[0]).name, *sys.argv[1:]],
         "time": datetime.now(UTC).isoformat(timespec="seconds"),
-        "git": copy(_git_state(_CODE)),
+        "git": _git_state(_CODE),
         "versions": {"python": platform.python_version()}
         | {name: _version(name) for name in _DISTRIBUTIONS},
         "platform": platform.platform(),

@@ -30,7 +30,7 @@ class _Loader(yaml.SafeLoader):
         return super().construct_mapping(node, deep=deep)
 
 
-def _shown(value: object) -> str:
+def _shorten(value: object) -> str:
     """Return the beginning of a value's representation."""
     text = repr(value)
     return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}..."
@@ -110,7 +110,7 @@ def _parse_override(override: str) -> dict[str, Any]:
     except yaml.YAMLError as error:
         raise ConfigError(
             f"the value of the override {dotted.strip()!r} is not YAML",
-            got=_shown(text),
+            got=_shorten(text),
             remedy="put the value in quotes",
         ) from error
     for key in reversed(keys):
@@ -202,7 +202,7 @@ def _explain(
     return ConfigError(
         f"{source} has an unusable value for {key!r}{others}",
         expected=expected,
-        got="no value" if first["type"] == "missing" else _shown(first["input"]),
+        got="no value" if first["type"] == "missing" else _shorten(first["input"]),
         remedy=f"set {key!r} to a valid value",
     )
 
@@ -212,11 +212,11 @@ def _unknown_key(
 ) -> ConfigError:
     parents = [part for part in problem["loc"][:-1] if isinstance(part, str)]  # without indices
     key = ".".join([*parents, str(problem["loc"][-1])])
-    known = [name for name in _keys(settings_class) if name.split(".")[:-1] == parents]
-    close = get_close_matches(key, known, n=1)
+    siblings = [name for name in _keys(settings_class) if name.split(".")[:-1] == parents]
+    close = get_close_matches(key, siblings, n=1)
     return ConfigError(
         f"{source} has the unknown key {key!r}{others}",
-        expected="one of " + ", ".join(sorted(known)),
+        expected="one of " + ", ".join(sorted(siblings)),
         remedy=f"did you mean {close[0]!r}?" if close else "remove the key",
     )
 

@@ -1,4 +1,4 @@
-"""The text of token ids, whole characters of which survive beside bytes that are none."""
+"""Text of token ids: whole characters survive beside bytes that are none."""
 
 from collections.abc import Sequence
 from functools import lru_cache
@@ -16,6 +16,12 @@ class _ByteTokens(NamedTuple):
     special: frozenset[int]
 
 
+def common_length(first: Sequence[object], second: Sequence[object]) -> int:
+    """Return the length of the longest beginning that two texts or lists of tokens share."""
+    pairs = enumerate(zip(first, second, strict=False))
+    return next((index for index, (a, b) in pairs if a != b), min(len(first), len(second)))
+
+
 def text_of_tokens(
     tokenizer: PreTrainedTokenizerBase, token_ids: Sequence[int], *, skips_special: bool = True
 ) -> str:
@@ -24,22 +30,22 @@ def text_of_tokens(
     Tokenizers with byte fallback, such as Llama 2's, would replace every byte of a run of byte
     tokens if a single one is invalid.
     """
-    known = _byte_tokens(tokenizer)
+    table = _byte_tokens(tokenizer)
     ids = list(token_ids)
-    if known is not None and not known.byte_of.keys().isdisjoint(ids):
-        hidden = known.special if skips_special else ()
-        ids = _repaired([token for token in ids if token not in hidden], known)
+    if table is not None and not table.byte_of.keys().isdisjoint(ids):
+        hidden = table.special if skips_special else ()
+        ids = _repair([token for token in ids if token not in hidden], table)
     return str(tokenizer.decode(ids, skip_special_tokens=skips_special))
 
 
-def _repaired(token_ids: Sequence[int], known: _ByteTokens) -> list[int]:
+def _repair(token_ids: Sequence[int], table: _ByteTokens) -> list[int]:
     """Replace invalid bytes by those of U+FFFD."""
     repaired: list[int] = []
-    for is_bytes, run in groupby(token_ids, key=lambda token: token in known.byte_of):
+    for is_bytes, run in groupby(token_ids, key=lambda token: token in table.byte_of):
         ids = list(run)
         if is_bytes:
-            text = bytes(known.byte_of[token] for token in ids).decode(errors="replace")
-            ids = [known.token_of[byte] for byte in text.encode()]
+            text = bytes(table.byte_of[token] for token in ids).decode(errors="replace")
+            ids = [table.token_of[byte] for byte in text.encode()]
         repaired += ids
     return repaired
 
@@ -55,5 +61,5 @@ def _byte_tokens(tokenizer: PreTrainedTokenizerBase) -> _ByteTokens | None:
     if tokenizer.decode([token_of[byte] for byte in REPLACEMENT.encode()]) != REPLACEMENT:
         return None
     added = tokenizer.added_tokens_decoder
-    special = frozenset(token for token, own in added.items() if own.special)
+    special = frozenset(token for token, text in added.items() if text.special)
     return _ByteTokens({token: byte for byte, token in token_of.items()}, token_of, special)

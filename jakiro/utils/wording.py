@@ -1,4 +1,11 @@
-"""Parts of messages: numbers with their nouns, rounded numbers, and summaries of errors."""
+"""Parts of messages: numbers with their nouns, names of dtypes, summaries of errors."""
+
+from typing import TypeVar
+
+SHORT_NAMES = {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16"}  # of dtypes
+_LONG_NAMES = {short: long for long, short in SHORT_NAMES.items()}
+
+ValueT = TypeVar("ValueT")
 
 
 def counted(number: int, noun: str, plural: str | None = None) -> str:
@@ -13,6 +20,21 @@ def rounded(count: int) -> str:
         if value >= size:
             return f"{value / size:#.3g}".rstrip(".") + suffix
     return str(count)
+
+
+def dtype_name(dtype: object) -> str:
+    """Return torch's name of a `torch.dtype`, such as bfloat16."""
+    return str(dtype).removeprefix("torch.")
+
+
+def long_dtype(value: str) -> str:
+    """Return torch's name of a dtype, such as bfloat16 for bf16; other values are unchanged."""
+    return _LONG_NAMES.get(value, value)
+
+
+def short_dtype(value: ValueT) -> ValueT | str:
+    """Return the short name of a dtype, such as bf16 for bfloat16; other values are unchanged."""
+    return SHORT_NAMES.get(value, value) if isinstance(value, str) else value
 
 
 def summary_of(error: Exception) -> str:

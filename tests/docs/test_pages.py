@@ -10,16 +10,11 @@ from typing import Any, NamedTuple
 
 import pytest
 import typer
-from helpers.models import tiny_drafter, tiny_llama, tiny_settings
+from helpers.commands import write_models
 from helpers.templates import CHATML
-from helpers.tokenizers import tiny_tokenizer
 
-from inference.benchmark.method_names import parse_methods
+from inference.benchmark.settings import parse_methods
 from jakiro.cli import app
-from jakiro.config import config_for
-from jakiro.drafter import JakiroDrafter
-from jakiro.target.adapter import TargetAdapter
-from jakiro.target.record import record_target
 from jakiro.utils import pretrained
 from jakiro.utils.settings import (
     apply_overrides,
@@ -52,8 +47,8 @@ class Block(NamedTuple):
 
 def _blocks_of(page: Path) -> Iterator[Block]:
     text = page.read_text(encoding="utf-8")
-    for found in re.finditer(r"^```(\w*)[^\n]*\n(.*?)^```$", text, flags=re.DOTALL | re.MULTILINE):
-        yield Block(page, 1 + text[: found.start()].count("\n"), found[1], found[2])
+    for match in re.finditer(r"^```(\w*)[^\n]*\n(.*?)^```$", text, flags=re.DOTALL | re.MULTILINE):
+        yield Block(page, 1 + text[: match.start()].count("\n"), match[1], match[2])
 
 
 BLOCKS = [block for page in PAGES for block in _blocks_of(page)]
@@ -71,6 +66,11 @@ class Command(NamedTuple):
 
     def __str__(self) -> str:
         return f"{self.block}: {' '.join(self.words[:3])}"
+
+    def values_of(self, option: str) -> list[str]:
+        """Return the words after an option, which may be repeated."""
+        pairs = zip(self.words, self.words[1:], strict=False)
+        return [value for name, value in pairs if name == option]
 
 
 def _commands() -> Iterator[Command]:
@@ -97,20 +97,10 @@ def _of(program: str) -> list[Command]:
 @pytest.fixture(scope="module")
 def saved(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     """The paths of a saved target with its tokenizer and of a saved drafter, by variable name."""
-    folder = tmp_path_factory.mktemp("models")
-    tokenizer = tiny_tokenizer()
-    tokenizer.chat_template = CHATML
     # Ten percent of the tokens end the text, so that the blocks take few steps.
-    ends = [*range(270, 300)]
-    model = tiny_llama(vocab=len(tokenizer), max_position_embeddings=512, eos_token_id=ends)
-    target_path, drafter_path = folder / "target", folder / "drafter"
-    model.save_pretrained(target_path)
-    tokenizer.save_pretrained(target_path)
-    target = TargetAdapter(model)
-    record = record_target(target.spec, str(target_path), tokenizer)
-    tiny_drafter(target)  # seeds the weights
-    JakiroDrafter(config_for(tiny_settings(), record)).save_pretrained(drafter_path)
-    return {"target_path": str(target_path), "drafter_path": str(drafter_path)}
+    ends = {"max_position_embeddings": 512, "eos_token_id": [*range(270, 300)]}
+    folder = write_models(tmp_path_factory.mktemp("models"), CHATML, **ends)
+    return {f"{name}_path": str(folder / name) for name in ("target", "drafter")}
 
 
 @pytest.fixture
@@ -157,36 +147,27 @@ def test_yaml_blocks_are_settings_of_a_training_run(block: Block, beside_configs
 @pytest.fixture(scope="module")
 def jakiro() -> Any:
     """The command line, whose parameters look for no files and models."""
-    found: Any = typer.main.get_command(app)
-    commands = [found]
+    program: Any = typer.main.get_command(app)
+    commands = [program]
     while commands:
         command = commands.pop()
         commands += getattr(command, "commands", {}).values()
         for parameter in command.params:
             parameter.callback = None
-    return found
+    return program
 
 
 @pytest.mark.parametrize("command", _of("jakiro"), ids=str)
-def test_jakiro_commands_parse(command: Command, jakiro: Any) -> None:
+def test_jakiro_commands_parse_and_name_what_is_there(command: Command, jakiro: Any) -> None:
     program, words = jakiro, list(command.words[1:])
     while hasattr(program, "commands"):
         assert words[0] in program.commands, f"{command.block}: no command {words[0]}"
         program = program.commands[words.pop(0)]
     program.make_context(program.name, words)  # raises if an option is unknown or missing
-
-
-@pytest.mark.parametrize("command", _of("jakiro"), ids=str)
-def test_overrides_name_real_settings(command: Command) -> None:
-    options = zip(command.words, command.words[1:], strict=False)
-    overrides = [value for option, value in options if option == "--set"]
-    values = apply_overrides(REQUIRED, overrides)
-    settings = validate_settings(TrainSettings, values, source=str(command))
-    assert settings.steps or settings.epochs
-
-
-@pytest.mark.parametrize("command", _of("jakiro"), ids=str)
-def test_configurations_that_commands_name_are_there(command: Command) -> None:
+    settings = apply_overrides(REQUIRED, command.values_of("--set"))
+    validate_settings(TrainSettings, settings, source=str(command))
+    if command.words[1] == "bench" and "--replay" not in command.words:
+        parse_methods(command.values_of("--method"))
     paths = [word.split("=")[-1] for word in command.words if "configs/" in word]
     assert [path for path in paths if not (ROOT / path).exists()] == []
 
@@ -204,23 +185,10 @@ def test_links_lead_to_files(page: Path) -> None:
     assert [path for path in paths if path and not (page.parent / path).exists()] == []
 
 
-def _methods() -> list[Command]:
-    benches = [command for command in _of("jakiro") if command.words[1] == "bench"]
-    return [command for command in benches if not {"--list-methods", "--replay"} & {*command.words}]
-
-
-@pytest.mark.parametrize("command", _methods(), ids=str)
-def test_methods_of_jakiro_bench_are_there(command: Command) -> None:
-    options = zip(command.words, command.words[1:], strict=False)
-    methods = [value for option, value in options if option == "--method"]
-    assert len(parse_methods(methods)) == len(methods)
-
-
 def test_commands_in_the_text_are_there(jakiro: Any) -> None:
-    known = set(jakiro.commands)
-    found = {
+    named = {
         (page.name, word)
         for page in PAGES
         for word in re.findall(r"`jakiro ([a-z-]+)", page.read_text(encoding="utf-8"))
     }
-    assert [where for where in sorted(found) if where[1] not in known] == []
+    assert [pair for pair in sorted(named) if pair[1] not in jakiro.commands] == []

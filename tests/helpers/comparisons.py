@@ -8,10 +8,10 @@ from inference.benchmark.document import (
     ExpertFigures,
     MethodFigures,
     Quantiles,
+    Sample,
     Seconds,
 )
 from inference.benchmark.machine import Environment, TargetFacts
-from inference.benchmark.samples import Sample
 from inference.benchmark.settings import ComparisonSettings
 from inference.trees.shape import TreeShape
 

@@ -21,7 +21,7 @@ from jakiro.cli import main
 
 FORKING = get_context("forkserver")
 FORKING.set_forkserver_preload(
-    ["inference.serving.server", "jakiro.cli.generate", "transformers.models.llama", __name__]
+    ["inference.serving.server", "jakiro.cli.decode", "transformers.models.llama", __name__]
 )
 # Moments of a kill: before and after the target decides about a step, and before it encodes memory.
 UNDECIDED, DECIDED, MEMORY = "undecided", "decided", "memory"

@@ -5,8 +5,7 @@ from collections.abc import Mapping
 import numpy as np
 from helpers.comparisons import make_document
 
-from inference.benchmark.document import ComparisonDocument, MethodFigures
-from inference.benchmark.samples import Sample
+from inference.benchmark.document import ComparisonDocument, MethodFigures, Sample
 from inference.benchmark.stats import Rate
 from jakiro.utils.settings import validate_settings
 from training.ablation.arms import Arm

@@ -77,26 +77,17 @@ def test_a_drafter_is_trained_and_measured_beside_the_finished_one(
     assert "<svg" in (tmp_path / "cache" / "demo.html").read_text()
 
 
-def test_the_assets_in_the_repository_can_be_read() -> None:
+def test_the_assets_in_the_repository_can_be_read_and_are_small() -> None:
     assert len(read_prompts(SHIPPED / "prompts.jsonl")) == 10
     settings = load_settings(TrainSettings, SHIPPED / "train.yaml")
     assert settings.target.name_or_path == demo.MODEL
-    assert not settings.drafter.trunk.first_position
-    assert settings.drafter.tail_layers == 0
-
-
-def test_the_finished_drafter_can_be_loaded_and_served_by_other_engines() -> None:
     folder = SHIPPED / "drafter"
-    settings = JakiroDrafter.from_pretrained(folder).config.drafter
-    assert settings["trunk"]["first_position"] is False
-    assert settings["tail_layers"] == 0
+    for drafter in (settings.drafter, JakiroDrafter.from_pretrained(folder).config.settings):
+        assert not drafter.trunk.first_position  # as other engines need it
+        assert drafter.tail_layers == 0
     assert (folder / "model.safetensors").stat().st_size <= 25e6
-
-
-def test_the_conversations_are_small_and_can_be_read() -> None:
     sources = find_sources([str(SHIPPED / "conversations")])
-    for source in sources:
-        assert Path(source.name).stat().st_size <= 2e6
+    assert all(Path(source.name).stat().st_size <= 2e6 for source in sources)
     records = [record for source in sources for record in source.records()]
     assert len(records) > 500
     assert all(record.fields["messages"] for record in records)

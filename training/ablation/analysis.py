@@ -5,9 +5,8 @@ from statistics import fmean
 from typing import Any, Literal
 
 from inference.benchmark.document import ComparisonDocument
-from inference.benchmark.method_names import AUTOREGRESSIVE
-from inference.benchmark.samples import SPEED, TAU, rate_of
-from inference.benchmark.stats import Rate, Ratio, product, ratio
+from inference.benchmark.settings import AUTOREGRESSIVE
+from inference.benchmark.stats import SPEED, TAU, Rate, Ratio, product, rate_of, ratio
 from jakiro.utils.settings import Settings
 from jakiro.utils.wording import rounded
 from training.ablation.arms import BASE, Arm

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from inference.benchmark.method_names import AUTOREGRESSIVE
+from inference.benchmark.settings import AUTOREGRESSIVE
 from jakiro.config import JakiroConfig, config_for
 from jakiro.drafter import JakiroDrafter
 from jakiro.drafter_settings import DrafterSettings

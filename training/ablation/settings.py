@@ -5,8 +5,7 @@ from typing import Literal
 
 from pydantic import Field, PositiveInt, field_validator
 
-from inference.benchmark.method_names import DRAFTER, parse_methods
-from inference.benchmark.settings import Temperatures
+from inference.benchmark.settings import DRAFTER, Temperatures, parse_methods
 from jakiro.utils.settings import Settings
 
 Launcher = Literal["inline", "deepspeed"]

@@ -11,16 +11,15 @@ from rich.console import Console
 from rich.markdown import Markdown
 
 from inference.benchmark.document import ComparisonDocument, read_document
-from inference.benchmark.method_names import AUTOREGRESSIVE, DRAFTER, parse_methods
 from inference.benchmark.run import Comparison, prompts_for
-from inference.benchmark.settings import ComparisonSettings
+from inference.benchmark.settings import AUTOREGRESSIVE, DRAFTER, ComparisonSettings, parse_methods
 from inference.benchmark.subject import Subject, build_methods
 from inference.generation.prompt_file import distinct, prompt_of, read_prompts
 from jakiro.config import JakiroConfig
 from jakiro.errors import EXIT_CODE_INTERRUPTED, ConfigError, JakiroError
+from jakiro.utils.devices import choose_device
 from jakiro.utils.files import checksum, ensure_writable_folder, fingerprint, write_atomically
 from jakiro.utils.logs import get_logger, quiet_libraries
-from jakiro.utils.pretrained import choose_device
 from jakiro.utils.progress import ProgressDisplay, tracked
 from jakiro.utils.provenance import provenance
 from jakiro.utils.settings import dump_settings
@@ -131,9 +130,7 @@ def measure(
         subject = Subject(target, inputs.tokenizer, settings.threads)
         methods = build_methods(parse_methods(settings.methods), subject)
         name = runs[0].settings.target.name_or_path
-        comparison = Comparison(
-            settings, prompts_for(settings), methods, target, inputs.tokenizer, name
-        )
+        comparison = Comparison(settings, prompts_for(settings), methods, subject, name)
         document = comparison.run(tracked(progress))
     if not document.is_complete:
         raise KeyboardInterrupt

@@ -18,9 +18,9 @@ from inference.generation.prompts import needed
 from inference.outputs import GenerateOutput
 from inference.protocol import Drafter
 from jakiro.target.record import hash_weights, template_fingerprint, tokenizer_fingerprint
-from jakiro.utils.dtype_names import dtype_name
 from jakiro.utils.pretrained import end_ids
 from jakiro.utils.token_text import REPLACEMENT, text_of_tokens
+from jakiro.utils.wording import dtype_name
 from training.data.dialogues import Dialogue, Turn, run_dialogues
 from training.data.documents import FORMS, check_vocabulary, form_of, read_tokens
 from training.data.generation import OutputFile, RegenerationSettings

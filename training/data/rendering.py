@@ -14,7 +14,7 @@ from transformers import PreTrainedTokenizerBase
 
 from inference.generation.prompts import TEMPLATE_ERRORS
 from jakiro.errors import DataError
-from jakiro.utils.sequences import common_length
+from jakiro.utils.token_text import common_length
 from training.data.sources import Record, RecordError
 
 Message = dict[str, Any]

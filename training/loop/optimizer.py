@@ -9,7 +9,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch.optim import AdamW
 
-from jakiro.utils.processor import native_dtype
+from jakiro.utils.devices import native_dtype
 from training.config import OptimizerSettings
 
 # Quintic polynomial of K. Jordan, "Muon: an optimizer for hidden layers in neural networks" (2024).

@@ -11,7 +11,7 @@ from torch.nn.utils import get_total_norm
 
 from jakiro.drafter import JakiroDrafter
 from jakiro.errors import ConfigError, NumericalError
-from jakiro.utils.pretrained import choose_device
+from jakiro.utils.devices import choose_device
 from training.config import EngineSettings, TrainSettings
 from training.data.sampler import Sampler
 from training.loop.optimizer import build_optimizer, learning_rate, set_learning_rate

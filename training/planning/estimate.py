@@ -11,7 +11,8 @@ from rich.table import Table
 from torch.utils.benchmark import Timer
 
 from jakiro.errors import ConfigError
-from jakiro.utils.pretrained import TORCH_DTYPES, Kind, choose_device
+from jakiro.utils.devices import Kind, choose_device
+from jakiro.utils.pretrained import TORCH_DTYPES
 from jakiro.utils.wording import counted
 from training.config import TrainSettings
 from training.module import TrainingModule

@@ -21,7 +21,8 @@ from jakiro.drafter import JakiroDrafter
 from jakiro.errors import CheckpointError
 from jakiro.target.adapter import TargetAdapter
 from jakiro.target.record import record_target
-from jakiro.utils.pretrained import TORCH_DTYPES, Kind, choose_device, load_config
+from jakiro.utils.devices import Kind, choose_device
+from jakiro.utils.pretrained import TORCH_DTYPES, load_config
 from jakiro.utils.wording import summary_of
 from training.config import TrainSettings, anchor_rule
 from training.input_settings import TargetSettings

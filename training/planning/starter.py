@@ -9,7 +9,7 @@ import yaml
 
 from jakiro.errors import ConfigError
 from jakiro.target.adapter import TargetAdapter
-from jakiro.utils.gguf import default_dtype
+from jakiro.utils.devices import default_dtype
 from jakiro.utils.packaged import config_names, config_path
 from jakiro.utils.settings import read_layered_yaml
 from training.input_settings import TargetSettings

@@ -12,11 +12,10 @@ from pydantic import ValidationError
 from jakiro.errors import CheckpointError
 from jakiro.target.adapter import TargetAdapter
 from jakiro.target.record import hash_weights
-from jakiro.utils.dtype_names import dtype_name
 from jakiro.utils.files import fingerprint, write_atomically
 from jakiro.utils.pretrained import TORCH_DTYPES
 from jakiro.utils.settings import Settings
-from jakiro.utils.wording import summary_of
+from jakiro.utils.wording import dtype_name, summary_of
 from training.data.packing import PackedSequence
 from training.input_settings import TargetStateDtype
 from training.setup.preparation import RunInputs

@@ -30,9 +30,9 @@ from inference.serving.scheduling.loaded_model import LoadedModel
 from inference.serving.settings import ServeSettings
 from inference.serving.telemetry import Telemetry
 from jakiro.errors import CheckpointError
-from jakiro.utils.dtype_names import dtype_name
 from jakiro.utils.files import ensure_writable_folder
 from jakiro.utils.logs import get_logger
+from jakiro.utils.wording import dtype_name
 
 _logger = get_logger(__name__)
 

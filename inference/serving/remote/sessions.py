@@ -26,8 +26,8 @@ from inference.serving.scheduling.loaded_model import LoadedModel, target_identi
 from inference.serving.service import Service, logged_api_error
 from jakiro.errors import EngineStopped, JakiroError, ResourceError
 from jakiro.target.record import tokenizer_fingerprint
+from jakiro.utils.devices import is_out_of_memory
 from jakiro.utils.files import fingerprint
-from jakiro.utils.memory import is_out_of_memory
 
 T = TypeVar("T")
 

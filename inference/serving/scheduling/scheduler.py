@@ -11,7 +11,7 @@ from inference.engine.request import Request
 from inference.engine.threads import num_threads
 from inference.serving.scheduling.job import Job
 from jakiro.errors import JakiroError, PromptError, ResourceError
-from jakiro.utils.memory import is_out_of_memory
+from jakiro.utils.devices import is_out_of_memory
 
 
 class Scheduler:

@@ -1,46 +1,98 @@
-"""All methods decode the same groups with the same seeds, even if they are interrupted."""
+"""All methods decode the same groups with the same seeds, and their figures are as computed."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
 import torch
+from helpers.models import tiny_llama
+from helpers.tokenizers import tiny_tokenizer
 
-from inference.benchmark.harness import Harness, Texts, grouped
+from inference.benchmark import harness as harness_module
+from inference.benchmark.document import (
+    Arrival,
+    ComparisonDocument,
+    Continuation,
+    Decoded,
+    Measured,
+    MethodFigures,
+)
+from inference.benchmark.harness import Harness, Texts, group_prompts
 from inference.benchmark.methods import SamplingOptions
-from inference.benchmark.samples import Arrival, Continuation, Decoded, Measured
+from inference.benchmark.run import Comparison
 from inference.benchmark.settings import ComparisonSettings
+from inference.benchmark.subject import Subject
 from inference.engine.stats import DecodeStats
-from inference.generation.prompt_file import BenchPrompt
+from inference.generation.prompt_file import BenchPrompt, prompt_of
 from inference.generation.prompts import Prompt
 from inference.trees.shape import TreeShape
 
 ANSWER = [7, 8, 9]
 PROMPTS = [BenchPrompt([n], (), "ab"[n % 2], f"{n:08x}") for n in range(5)]
+TOKENS = [prompt_of([5, 6, number]) for number in range(4)]
 CHAT = BenchPrompt([{"role": "user", "content": "1"}], ("2", "3"), "chat", "c" * 8)
 
 
-class Scripted:
-    """A method that always gives the same answer and can be interrupted at a given call."""
+class Clock:
+    """A clock that only the methods advance."""
 
-    def __init__(self, name: str, interrupted_at: int | None = None) -> None:
-        self.name = self.family = self.kind = name
-        self.note = ""
-        self.threads = None
-        self.parameters = None
+    seconds = 0.0
+
+    def now(self) -> float:
+        """Return the current time in seconds."""
+        return self.seconds
+
+
+CLOCK = Clock()
+
+
+@pytest.fixture(autouse=True)
+def _clock(monkeypatch: pytest.MonkeyPatch) -> None:
+    CLOCK.seconds = 0.0
+    monkeypatch.setattr(harness_module, "now", CLOCK.now)
+
+
+class Scripted:
+    """A method that delivers tokens in known portions at a known pace, until it is interrupted.
+
+    The tokens are 7, 8, 9, 7, 8 and so on.
+    """
+
+    note = ""
+    threads = parameters = None
+
+    def __init__(
+        self,
+        name: str,
+        portions: Sequence[int] = (3,),
+        pace: float = 0.1,
+        family: str | None = None,
+        interrupted_at: int | None = None,
+    ) -> None:
+        self.name = self.kind = name
+        self.family = family or name
+        self.portions, self.pace = portions, pace
         self.calls: list[tuple[list[list[int]], int]] = []
         self.temperatures: list[float] = []
         self.num_resets = 0
         self.interrupted_at = interrupted_at
 
     def decode(self, prompts: list[list[int]], sampling: SamplingOptions, seed: int) -> Decoded:
-        """Record the prompts and the seed, and give the answer."""
+        """Record the prompts and the seed, advance the clock, and deliver all portions."""
         if len(self.calls) == self.interrupted_at:
             raise KeyboardInterrupt
         self.calls.append((prompts, seed))
         self.temperatures.append(sampling.temperature)
-        stats = DecodeStats(emitted=len(ANSWER), target_forwards=2)
-        answer = Continuation(ANSWER, [Arrival(0.1, len(ANSWER))], stats)
-        return Decoded([answer] * len(prompts), {"verify": 0.5})
+        count = len(self.portions)
+        CLOCK.seconds += self.pace * count
+        times = [self.pace * (index + 1) for index in range(count)]
+        arrivals = [Arrival(when, size) for when, size in zip(times, self.portions, strict=True)]
+        emitted = sum(self.portions)
+        stats = DecodeStats(
+            from_prefill=self.portions[0], emitted=emitted, target_forwards=count - 1
+        )
+        answer = Continuation([7 + index % 3 for index in range(emitted)], arrivals, stats)
+        return Decoded([answer] * len(prompts), {"prefill": 0.25})
 
     def reset(self) -> None:
         """Count the call."""
@@ -80,9 +132,9 @@ def test_methods_decode_the_same_groups_with_the_same_seeds() -> None:
     assert methods[0].calls == methods[1].calls
     assert [len(prompts) for prompts, _ in methods[0].calls[:2]] == [1, 2]  # groups of each size
     measured = methods[0].calls[2:]  # without the warm-up
-    assert len(measured) == 2 * len(grouped(PROMPTS, harness.settings))
+    assert len(measured) == 2 * len(group_prompts(PROMPTS, harness.settings))
     assert len({seed for _, seed in measured}) == len(measured)
-    keys = [_keys(found) for found in results.values()]
+    keys = [_keys(measured) for measured in results.values()]
     assert keys[0] == keys[1] == {(repeat, group) for repeat in (0, 1) for group in range(3)}
 
 
@@ -129,7 +181,7 @@ def test_a_chat_turn_includes_the_answers_before_it() -> None:
     measured = _harness(method).decode(method, [CHAT], SamplingOptions(0.0, 3), seed=4)
     assert method.calls == [([[1]], 4), ([[1, 7, 8, 9, 2]], 5), ([[1, 7, 8, 9, 2, 7, 8, 9, 3]], 6)]
     assert measured.samples[0].token_ids == [ANSWER] * 3
-    assert measured.parts == {"verify": 1.5}
+    assert measured.parts == {"prefill": 0.75}
 
 
 def test_only_prompts_with_another_chat_turn_are_decoded_again() -> None:
@@ -153,7 +205,7 @@ def test_after_an_interruption_only_groups_that_all_methods_decoded_are_left() -
     harness = _harness(Scripted("a"), Scripted("b", interrupted_at=2 + 5), temperatures=(0.0, 1.0))
     results = harness.measure(PROMPTS)
     assert harness.is_interrupted
-    keys = {name: _keys(found) for name, found in results.items()}
+    keys = {name: _keys(measured) for name, measured in results.items()}
     assert len(keys) == 4
     assert len({frozenset(groups) for groups in keys.values()}) == 1
     assert len(keys["a", 0.0]) == 2
@@ -173,9 +225,85 @@ def test_an_interruption_before_any_common_group_ends_the_measurement() -> None:
 
 def test_a_group_has_prompts_of_one_category() -> None:
     harness = _harness(Scripted("a"), batch_size=2)
-    groups = grouped(PROMPTS, harness.settings)
+    groups = group_prompts(PROMPTS, harness.settings)
     assert sorted(prompt.fingerprint for group in groups for prompt in group) == [
         prompt.fingerprint for prompt in PROMPTS
     ]
     assert all(len({prompt.category for prompt in group}) == 1 for group in groups)
     assert sorted(map(len, groups)) == [1, 2, 2]
+
+
+def _compared(methods: Sequence[Scripted], **changes: Any) -> ComparisonDocument:
+    settings = ComparisonSettings(
+        methods=tuple(method.name for method in methods),
+        prompts="none",
+        temperatures=(1.0,),
+        max_new_tokens=8,
+        **changes,
+    )
+    subject = Subject(tiny_llama(vocab=300), tiny_tokenizer())
+    return Comparison(settings, TOKENS, methods, subject, "tiny").run()
+
+
+def _figures(*methods: Scripted, **changes: Any) -> list[MethodFigures]:
+    return list(_compared(methods, **changes).methods)
+
+
+def test_speeds_and_latencies_are_those_computed_by_hand() -> None:
+    slow = Scripted("slow", [1, 1, 1, 1], pace=1.0)  # 4 tokens in 4 seconds
+    fast = Scripted("fast", [2, 3, 3], pace=0.5)  # 8 tokens in 1.5 seconds
+    first, second = _figures(slow, fast, repeats=2)
+    assert first.tokens_per_second == pytest.approx(1.0)
+    assert second.tokens_per_second == pytest.approx(8 / 1.5)
+    assert second.speedup == pytest.approx(8 / 1.5)
+    assert second.speedup_low == second.speedup_high == pytest.approx(second.speedup)
+    assert (first.tau, second.tau) == (1.0, 3.0)  # (3 + 3) / 2, without the first portion
+    assert second.decoding_tokens_per_second == pytest.approx(6 / 1.0)
+    assert second.time_to_first_token.p50 == 0.5
+    assert second.inter_token.p50 == pytest.approx(0.5 / 3)
+    assert second.seconds.prefill == pytest.approx(0.25 * 8)
+    assert second.seconds.other == pytest.approx(1.5 * 8 - 0.25 * 8)
+    assert second.tokens == 8 * 8
+
+
+def test_prompts_decoded_together_share_their_seconds() -> None:
+    one, other = (
+        Scripted("slow", [1, 1, 1, 1], pace=1.0),
+        Scripted("fast", [1, 3], pace=1.0),
+    )
+    slow, fast = _figures(one, other, batch_size=2)
+    assert [sample.seconds for sample in slow.samples] == [2.0] * 4
+    assert slow.tokens_per_second == pytest.approx(16 / 8)
+    assert slow.decoding_tokens_per_second == pytest.approx(12 / 6)
+    assert fast.speedup == pytest.approx(2.0)
+
+
+def test_the_fastest_of_a_family_counts_and_the_others_are_named() -> None:
+    baseline = Scripted("autoregressive", [1, 1], pace=1.0)
+    family = [
+        Scripted(f"lookup ({pace})", [1, 1], pace=pace, family="lookup") for pace in (2.0, 0.5, 1.0)
+    ]
+    _, lookup = _figures(baseline, *family)
+    assert lookup.name == "lookup"
+    assert lookup.speedup == pytest.approx(2.0)
+    assert "1.0 tokens/s" in lookup.notes[0]
+
+
+def test_methods_share_their_random_numbers_and_repeats_do_not() -> None:
+    one, other = (Scripted(name, [1, 1], pace=1.0) for name in ("a", "b"))
+    _figures(one, other, repeats=2)
+    seeds = [seed for _, seed in one.calls]
+    assert sorted(seeds) == sorted(seed for _, seed in other.calls)
+    assert len(set(seeds[1:])) == 2 * len(TOKENS)  # the first seed is the warm-up's
+
+
+def test_an_interruption_keeps_what_all_methods_have_decoded() -> None:
+    steady = Scripted("autoregressive", [1, 1], pace=1.0)
+    document = _compared([steady, Scripted("other", [1, 2], pace=1.0, interrupted_at=4)])
+    assert not document.is_complete
+    assert document.prompts == 3  # one of the four calls was the warm-up
+    first, second = document.methods
+    assert {sample.prompt for sample in first.samples} == {
+        sample.prompt for sample in second.samples
+    }
+    assert second.speedup == pytest.approx(1.5)

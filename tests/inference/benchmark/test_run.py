@@ -9,17 +9,15 @@ import pytest
 import torch
 from helpers.mixed_prompts import RECORDS, write_target_and_prompts
 from helpers.models import tiny_drafter, tiny_llama
-from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from inference.benchmark.document import ComparisonDocument
-from inference.benchmark.method_names import parse_methods
-from inference.benchmark.methods import SamplingOptions, setting
+from inference.benchmark.methods import setting
 from inference.benchmark.run import Comparison, prompts_for
-from inference.benchmark.settings import ComparisonSettings
-from inference.benchmark.subject import Subject, build_methods, load_target
-from inference.benchmark.transformers_methods import TransformersDecoding
+from inference.benchmark.settings import ComparisonSettings, parse_methods
+from inference.benchmark.subject import Subject, build_methods
 from inference.trees.shape import TreeShape
-from jakiro.errors import CheckpointError, ConfigError, PromptError
+from jakiro.errors import ConfigError, PromptError
+from jakiro.utils.pretrained import load_target
 
 NEW_TOKENS = 7
 
@@ -33,39 +31,33 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-Loaded = tuple[PreTrainedModel, PreTrainedTokenizerBase]
-
-
 @pytest.fixture(scope="module")
-def subject(folder: Path) -> Loaded:
+def subject(folder: Path) -> Subject:
     """The loaded target and its tokenizer."""
-    return load_target(str(folder / "target"), "float32", torch.device("cpu"))
+    return Subject(*load_target(str(folder / "target"), "float32", torch.device("cpu")))
 
 
 @pytest.fixture(scope="module")
-def compared(folder: Path, subject: Loaded) -> Callable[..., ComparisonDocument]:
+def compared(folder: Path, subject: Subject) -> Callable[..., ComparisonDocument]:
     """A function that runs a comparison."""
 
     def run(*methods: str, **changes: Any) -> ComparisonDocument:
         settings = _settings(folder, *methods, **changes)
-        model, tokenizer = subject
-        built = build_methods(parse_methods(methods), Subject(model, tokenizer))
-        prompts = prompts_for(settings)
-        return Comparison(settings, prompts, built, model, tokenizer, "tiny").run()
+        built = build_methods(parse_methods(methods), subject)
+        return Comparison(settings, prompts_for(settings), built, subject, "tiny").run()
 
     return run
 
 
 @pytest.fixture(scope="module")
 def everything(folder: Path, compared: Callable[..., ComparisonDocument]) -> ComparisonDocument:
-    """The results of all methods on all prompts, each decoded twice."""
+    """The results of all methods on all prompts."""
     return compared(
         "transformers",
         "transformers-lookup",
         f"transformers-assisted={folder / 'small'}",
         "autoregressive",
         f"drafter={folder / 'drafter'},candidates=6",
-        repeats=2,
     )
 
 
@@ -106,8 +98,8 @@ def test_all_methods_are_measured_and_greedy_tokens_are_those_of_the_target(
         assert {sample.prompt for sample in method.samples} == {
             sample.prompt for sample in document.methods[0].samples
         }
-        assert len(method.samples) == len(RECORDS) * 2
-        assert sum(sample.turns for sample in method.samples) == (len(RECORDS) + 1) * 2
+        assert len(method.samples) == len(RECORDS)
+        assert sum(sample.turns for sample in method.samples) == len(RECORDS) + 1
         assert method.tokens == sum(sample.tokens for sample in method.samples)
         assert method.speedup_low <= method.speedup <= method.speedup_high
         assert method.categories.keys() == {"code", "chat", "ids"}
@@ -115,7 +107,7 @@ def test_all_methods_are_measured_and_greedy_tokens_are_those_of_the_target(
         assert method.time_to_first_token.p50 > 0
     alone = document.figures("autoregressive", 0.0)
     assert alone.tau == 1.0
-    assert alone.tokens == (len(RECORDS) + 1) * 2 * NEW_TOKENS
+    assert alone.tokens == (len(RECORDS) + 1) * NEW_TOKENS
     assert alone.seconds.draft < alone.seconds.verify
     assert document.figures("transformers", 1.0).speedup == 1.0
 
@@ -205,14 +197,11 @@ def test_deterministic_and_sampled_trees_of_a_size_are_compared(
 
 
 def test_transformers_is_measured_with_every_number_of_threads_that_may_be_the_fastest(
-    subject: Loaded, monkeypatch: pytest.MonkeyPatch
+    subject: Subject, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     numbers = [1, 2]
     monkeypatch.setattr("inference.benchmark.subject.contending_threads", lambda *_: numbers)
-    model, tokenizer = subject
-    methods = build_methods(
-        parse_methods(["transformers"]), Subject(model, tokenizer, threads="auto")
-    )
+    methods = build_methods(parse_methods(["transformers"]), subject._replace(threads="auto"))
     assert [method.threads for method in methods] == numbers
     assert {method.family for method in methods} == {"transformers"}
     assert [method.name for method in methods] == [
@@ -227,27 +216,10 @@ def test_few_prompts_come_from_all_categories(folder: Path) -> None:
     assert [prompt.category for prompt in prompts] == ["code", "chat", "ids"]
 
 
-def test_a_sample_of_transformers_ends_with_its_end_token(subject: Loaded) -> None:
-    model, _ = subject
-    method = TransformersDecoding("transformers", "transformers", model)
-    sampling = SamplingOptions(0.0, NEW_TOKENS)
-    (whole,) = method.decode([[5, 6, 7]], sampling, 0).continuations
-    before = model.generation_config.eos_token_id
-    model.generation_config.eos_token_id = whole.token_ids[3]
-    try:
-        (short,) = method.decode([[5, 6, 7]], sampling, 0).continuations
-    finally:
-        model.generation_config.eos_token_id = before
-    end = whole.token_ids.index(whole.token_ids[3]) + 1
-    assert short.token_ids == whole.token_ids[:end]
-    assert sum(arrival.num_tokens for arrival in short.arrivals) == end
-    assert short.stats.target_forwards == end - 1
-
-
 @pytest.mark.parametrize(
     ("changes", "expected"),
     [
-        ({"keep_state": True, "repeats": 2}, "must not decode a prompt twice"),
+        ({"keep_state": True, "repeats": 2}, "--keep-state needs --repeats 1"),
         ({"baseline": "other"}, "names a method that is not compared"),
         ({"methods": ("transformers-lookup",), "batch_size": 2}, "one prompt at a time"),
     ],
@@ -257,17 +229,6 @@ def test_settings_that_do_not_fit_are_refused(
 ) -> None:
     with pytest.raises(ConfigError, match=expected):
         prompts_for(_settings(folder, **({"methods": ("autoregressive",)} | changes)))
-
-
-def test_methods_that_cannot_be_used_are_refused(folder: Path, subject: Loaded) -> None:
-    model, tokenizer = subject
-    nowhere = parse_methods([f"transformers-assisted={folder / 'nowhere'}"])
-    with pytest.raises(CheckpointError, match="cannot load the assistant"):
-        build_methods(nowhere, Subject(model, tokenizer))
-    tiny_llama(vocab=61).save_pretrained(folder / "other")
-    other = parse_methods([f"transformers-assisted={folder / 'other'}"])
-    with pytest.raises(ConfigError, match="different vocabulary"):
-        build_methods(other, Subject(model, tokenizer))
 
 
 def test_a_prompt_that_leaves_no_room_is_refused_before_anything_is_decoded(

@@ -39,14 +39,12 @@ def test_decoding_that_ends_early_or_cuts_the_distribution_passes_too() -> None:
         max_new_tokens=20,
         samples=50,
         sample_length=3,
-        sampled_prompts=2,
         temperature=0.8,
         top_p=0.8,
         top_k=4,
     )
     report = verify_losslessness(decoder, PROMPTS, settings)
     assert report.passed
-    assert len(report.checks) == 1 + 2 * 3
     assert report.checks[3].tokens < 50 * 3  # some continuations ended early
 
 

@@ -7,19 +7,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
-from helpers.models import tiny_llama, tiny_settings
-from helpers.tokenizers import tiny_tokenizer
+from helpers.commands import exit_code, write_models
 
+from inference import SpeculativeDecoder
 from inference.benchmark.document import read_document
-from inference.benchmark.method_names import KINDS
-from inference.benchmark.methods import OwnDecoding
-from inference.benchmark.replay.comparison import ReplayDocument
-from jakiro.cli import main
-from jakiro.config import config_for
-from jakiro.drafter import JakiroDrafter
-from jakiro.target.adapter import TargetAdapter
-from jakiro.target.record import record_target
+from inference.benchmark.methods import JakiroDecoding
+from inference.benchmark.replay import ReplayDocument
+from inference.benchmark.settings import KINDS
+from inference.drafters.combined.drafter import CombinedDrafter
+from inference.trees.shape import TreeShape
 
 Bench = Callable[..., int]
 
@@ -27,14 +23,7 @@ Bench = Callable[..., int]
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with a target, a drafter and prompts."""
-    folder = tmp_path_factory.mktemp("models")
-    tokenizer = tiny_tokenizer()
-    model = tiny_llama(vocab=len(tokenizer))
-    model.save_pretrained(folder / "target")
-    tokenizer.save_pretrained(folder / "target")
-    record = record_target(TargetAdapter(model).spec, str(folder / "target"), tokenizer)
-    torch.manual_seed(0)
-    JakiroDrafter(config_for(tiny_settings(), record)).save_pretrained(folder / "drafter")
+    folder = write_models(tmp_path_factory.mktemp("models"))
     records = [{"prompt": text} for text in ("def main(", "print(", "return 41", "import")]
     (folder / "prompts.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
     return folder
@@ -44,11 +33,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def bench(folder: Path) -> Bench:
     """A function that runs the command on the tiny models and returns its exit code."""
 
-    def run(*words: str, target: str = "target", prompts: str = "prompts.jsonl") -> int:
-        places = ["--target", str(folder / target), "--prompts", str(folder / prompts)]
-        with pytest.raises(SystemExit) as exit_info:
-            main(["bench", *places, "--device", "cpu", "--max-new-tokens", "6", *words])
-        return int(exit_info.value.code or 0)
+    def run(*words: object, target: str = "target") -> int:
+        paths = ["--target", folder / target, "--prompts", folder / "prompts.jsonl"]
+        return exit_code("bench", *paths, "--device", "cpu", "--max-new-tokens", "6", *words)
 
     return run
 
@@ -60,7 +47,7 @@ def test_one_command_measures_and_draws(
     method = f"drafter={folder / 'drafter'},candidates=4"
     words = ["--method", "autoregressive", "--method", method, "--num-prompts", "3"]
     words += ["--temperature", "0", "--temperature", "1"]
-    assert bench(*words, "--json", str(file), "--report", str(page)) == 0
+    assert bench(*words, "--json", file, "--report", page) == 0
     assert "speed-up over autoregressive" in capsys.readouterr().out
     document = read_document(file)
     assert document.prompts == 3
@@ -69,12 +56,34 @@ def test_one_command_measures_and_draws(
     assert page.read_text().lower().startswith("<!doctype html>")
 
 
+def test_drafters_that_need_no_training_are_measured_and_decode_exactly(
+    bench: Bench, folder: Path, tmp_path: Path
+) -> None:
+    out, settings = tmp_path / "a.json", tmp_path / "own.yaml"
+    settings.write_text("depth: 3\n")
+    small = f"lm={folder / 'other'}"
+    methods = ["autoregressive", f"aded,settings={settings},name=own", f"aded+{small},name=pair"]
+    methods += ["lookup,candidates=6", f"{small},candidates=9", "lookup,merged-repeats=9,name=more"]
+    words = [word for method in methods for word in ("--method", method)]
+    assert bench(*words, "--num-prompts", "2", "--json", out, "--temperature", "0") == 0
+    document = read_document(out)
+    for name in ("own", "pair", "lookup", "lm", "more"):
+        assert document.figures(name, 0.0).identical_to_target
+
+
+def test_a_tree_goes_to_the_trained_drafter_of_a_pair(folder: Path) -> None:
+    name, tree = f"lookup+drafter={folder / 'drafter'}", TreeShape(num_nodes=5)
+    decoder = SpeculativeDecoder.from_pretrained(name, folder / "target", tree)
+    assert isinstance(decoder.drafter, CombinedDrafter)
+    assert decoder.drafter.first.plan.greedy == tree
+
+
 def test_a_replay_compares_drafters_on_the_same_texts(
     bench: Bench, folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     file, method = tmp_path / "a.json", f"drafter={folder / 'drafter'}"
     words = ["--replay", "--method", f"{method},name=one", "--method", f"{method},name=two"]
-    assert bench(*words, "--temperature", "1", "--json", str(file)) == 0
+    assert bench(*words, "--temperature", "1", "--json", file) == 0
     assert "tau / one" in capsys.readouterr().out
     document = ReplayDocument.model_validate_json(file.read_text())
     assert [row.drafter for row in document.rows] == ["one", "two"]
@@ -93,25 +102,19 @@ def test_values_on_standard_output_can_be_read_by_another_program(
 
 
 def test_all_methods_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit) as exit_info:
-        main(["bench", "--list-methods"])
-    assert not exit_info.value.code
+    assert exit_code("bench", "--list-methods") == 0
     printed = capsys.readouterr().out
-    for kind in KINDS:
-        assert kind in printed
+    assert [kind for kind in KINDS if kind not in printed] == []
 
 
 def test_other_weights_of_the_target_are_possible_with_a_warning(
     bench: Bench, folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    tokenizer, out = tiny_tokenizer(), tmp_path / "a.json"
-    tiny_llama(vocab=len(tokenizer), seed=5).save_pretrained(folder / "other")
-    tokenizer.save_pretrained(folder / "other")
-    method = f"drafter={folder / 'drafter'},tree=fixed"
+    out, method = tmp_path / "a.json", f"drafter={folder / 'drafter'},tree=fixed"
     words = ["--method", method, "--method", f"lookup+{method},name=pair", "--num-prompts", "1"]
     assert bench(*words, target="other") == 2
     assert "or allow other weights: with other_weights=True" in capsys.readouterr().err
-    assert bench(*words, "--other-weights", "--json", str(out), target="other") == 0
+    assert bench(*words, "--other-weights", "--json", out, target="other") == 0
     shown = capsys.readouterr()
     assert "made for other weights" in shown.err
     assert "Weights of the target: float32." in shown.out
@@ -123,17 +126,17 @@ def test_other_weights_of_the_target_are_possible_with_a_warning(
 def test_sigterm_ends_with_what_was_measured(
     bench: Bench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    measure, counts = OwnDecoding.start, [0]
+    measure, counts = JakiroDecoding.start, [0]
 
-    def start(self: OwnDecoding, *args: Any) -> Any:
+    def start(self: JakiroDecoding, *args: Any) -> Any:
         counts[0] += 1
         if counts[0] == 4:
             signal.raise_signal(signal.SIGTERM)
         return measure(self, *args)
 
-    monkeypatch.setattr(OwnDecoding, "start", start)
+    monkeypatch.setattr(JakiroDecoding, "start", start)
     before = signal.getsignal(signal.SIGTERM)
     out = tmp_path / "a.json"
-    assert bench("--method", "autoregressive", "--json", str(out)) == 130
+    assert bench("--method", "autoregressive", "--json", out) == 130
     assert not read_document(out).is_complete
     assert signal.getsignal(signal.SIGTERM) == before

@@ -1,6 +1,7 @@
-"""`jakiro connect`: texts and chats whose target is on a server."""
+"""`jakiro connect`: texts and chats whose target is on a server, and provisional text."""
 
 import io
+import os
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,9 +13,10 @@ from helpers.commands import exit_code
 from helpers.serving import Running, running, tiny_decoder
 
 from inference import SpeculativeDecoder
-from inference.device import RemoteDecoder
+from jakiro.cli.connect import ProvisionalDisplay
 
 KEY = "the key of the server"
+SIZE = os.terminal_size((10, 6))
 
 
 @pytest.fixture(scope="module")
@@ -81,21 +83,16 @@ def test_lines_are_messages_of_a_chat(
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["http://127.0.0.1:1", "x"], "cannot reach the server"),
-        (["nonsense", "x"], "not the address of a server"),
-        (["URL", " "], "the prompt is empty"),
-        (["URL", "x", "--drafter", "some/folder"], "cannot draft on this machine"),
-        (["URL", "x", "--memory", "int8"], "only for a trained drafter"),
-        (["URL", "--raw"], "only a chat has messages"),
-        (["URL", "x", "--raw", "--system", "y"], "only a chat has messages"),
-        (["URL", "x", "--max-new-tokens", "9999"], "longer than a sequence may be"),
+        (["x", "--drafter", "some/folder"], "cannot draft on this machine"),
+        (["x", "--memory", "int8"], "only for a trained drafter"),
+        (["--raw"], "only a chat has messages"),
+        (["x", "--max-new-tokens", "9999"], "longer than a sequence may be"),
     ],
 )
 def test_what_cannot_be_used_is_named(
     server: Running, capsys: pytest.CaptureFixture[str], words: list[str], message: str
 ) -> None:
-    own = [server.url if word == "URL" else word for word in words]
-    assert exit_code("connect", *own) == 2
+    assert exit_code("connect", server.url, *words) == 2
     assert message in capsys.readouterr().err
 
 
@@ -129,33 +126,6 @@ def test_a_text_that_was_stopped_is_written_again_with_its_seed(
     assert "stopped" not in whole.err
 
 
-def test_an_interruption_ends_an_answer_and_not_the_chat(
-    server: Running,
-    decoder: SpeculativeDecoder,
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    generate, asked = RemoteDecoder.generate, list[Any]()
-
-    def interrupted_once(self: RemoteDecoder, prompt: Any, **options: Any) -> Any:
-        asked.append(prompt)
-        if len(asked) == 1:
-            raise KeyboardInterrupt
-        return generate(self, prompt, **options)
-
-    monkeypatch.setattr(RemoteDecoder, "generate", interrupted_once)
-    lines = io.StringIO("first\nsecond\n")
-    lines.isatty = lambda: True  # type: ignore[method-assign]
-    monkeypatch.setattr("sys.stdin", lines)
-    assert exit_code("connect", server.url, "--temperature", "0", "--max-new-tokens", "4") == 0
-    printed = capsys.readouterr()
-    assert asked == [_chat("first"), _chat("second")]
-    assert "stopped; the dialogue goes on without this message" in printed.err
-    expected = decoder.generate(_chat("second"), temperature=0, max_new_tokens=4)
-    assert expected.text is not None
-    assert expected.text in printed.out
-
-
 @pytest.mark.slow
 def test_a_text_goes_on_without_a_connection(
     decoder: SpeculativeDecoder, capsys: pytest.CaptureFixture[str], tmp_path: Path
@@ -180,3 +150,78 @@ def test_a_text_goes_on_without_a_connection(
     expected = decoder.generate(_chat("some words"), temperature=0, max_new_tokens=40)
     assert printed.out == f"{expected.text}\n"
     assert "provisional tokens" in printed.err
+
+
+class Screen:
+    """A terminal without scrolling: a grid of characters, and a cursor."""
+
+    def __init__(self) -> None:
+        self.rows = [[" "] * SIZE.columns for _ in range(40)]
+        self.row = self.column = 0
+
+    def write(self, text: str) -> None:
+        """Show a text with the escape sequences that the display uses."""
+        for part in re.findall(r"\x1b\[[\d;]*[A-Za-z]|.|\n|\r", text):
+            if part.startswith("\x1b"):
+                self._move(part[-1], part[2:-1])
+            elif part == "\n":
+                self.row, self.column = self.row + 1, 0
+            elif part == "\r":
+                self.column = 0
+            else:
+                self._put(part)
+
+    def _put(self, char: str) -> None:
+        if self.column == SIZE.columns:
+            self.row, self.column = self.row + 1, 0
+        self.rows[self.row][self.column] = char
+        self.column += 1
+
+    def _move(self, command: str, number: str) -> None:
+        if command == "A":
+            self.row -= int(number)
+        elif command == "C":
+            self.column += int(number)
+        elif command == "J":
+            below = [[" "] * SIZE.columns for _ in self.rows[self.row + 1 :]]
+            self.rows[self.row + 1 :] = below
+            self.rows[self.row][self.column :] = [" "] * (SIZE.columns - self.column)
+
+    @property
+    def text(self) -> list[str]:
+        """The rows down to the last one with text."""
+        lines = ["".join(row).rstrip() for row in self.rows]
+        while lines and not lines[-1]:
+            lines.pop()
+        return lines
+
+
+def _screen_after(*parts: tuple[str, str]) -> list[str]:
+    screen = Screen()
+    display = ProvisionalDisplay(screen.write, is_terminal=True, size=SIZE)
+    for kind, text in parts:
+        getattr(display, kind)(text)
+    return screen.text
+
+
+@pytest.mark.parametrize("before", ["", "ab", "a line\n", "abcdefghij", "abcdefghijk", "x" * 29])
+def test_provisional_text_leaves_no_trace(before: str) -> None:
+    for guess in ("z", "zzzzzzzz", "z" * 10, "z" * 25, "z\nzz\n", "zz\nz"):
+        for after in ("", "yy", "y\nyyyyyyyyyyyy"):
+            parts = (("verified", before), ("provisional", guess), ("verified", after))
+            assert _screen_after(*parts) == _screen_after(("verified", before + after))
+
+
+def test_text_that_has_left_the_screen_stays_and_a_new_line_begins() -> None:
+    parts = (("verified", "ab"), ("provisional", "z" * 100), ("verified", "cd"))
+    first, *_, last = _screen_after(*parts)
+    assert (first, last) == ("abzzzzzzzz", "cd")
+
+
+def test_without_a_terminal_only_verified_text_is_written() -> None:
+    written: list[str] = []
+    display = ProvisionalDisplay(written.append, is_terminal=False)
+    display.verified("ab")
+    display.provisional("cd")
+    display.verified("ef")
+    assert written == ["ab", "ef"]

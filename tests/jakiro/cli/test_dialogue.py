@@ -12,7 +12,6 @@ from inference.drafters.lookup import LookupDrafter
 from jakiro.cli.dialogue import Dialogue, DialogueSettings
 from jakiro.errors import ConfigError, PromptError
 from jakiro.target.adapter import TargetAdapter
-from jakiro.target.step import StepInput, StepOutput
 
 
 @pytest.fixture(scope="module")
@@ -55,24 +54,6 @@ def test_pieces_have_the_depths_of_their_tokens(decoder: SpeculativeDecoder) -> 
     assert set(depths) <= set(expected.depths)
     assert dialogue.last.accepted == expected.stats.accepted
     assert dialogue.last.tau == expected.stats.tau
-
-
-def test_a_later_turn_reads_only_what_is_new(
-    dialogue: Dialogue, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    counts: list[int] = []
-    original = TargetAdapter.forward
-
-    def counted(self: TargetAdapter, step: StepInput, cache: object) -> StepOutput:
-        counts.append(step.token_ids.shape[1])
-        return original(self, step, cache)  # type: ignore[arg-type]
-
-    monkeypatch.setattr(TargetAdapter, "forward", counted)
-    _text(dialogue, "def main(argument): " * 4)
-    first = counts[0]
-    counts.clear()
-    _text(dialogue, "hi")
-    assert counts[0] < first
 
 
 def test_a_stopped_answer_stays_in_the_chat(

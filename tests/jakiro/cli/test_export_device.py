@@ -5,13 +5,13 @@ from pathlib import Path
 
 import pytest
 from helpers.commands import exit_code
-from helpers.models import tiny_drafter, tiny_llama, tiny_settings
+from helpers.models import tiny_llama, tiny_settings
 from helpers.serving import running
 from helpers.templates import CHATML
 from helpers.tokenizers import tiny_tokenizer
 
 from inference import SpeculativeDecoder
-from inference.device import RemoteDecoder, loading
+from inference.device import RemoteDecoder
 from jakiro.config import config_for
 from jakiro.drafter import JakiroDrafter
 from jakiro.target.adapter import TargetAdapter
@@ -21,7 +21,7 @@ from jakiro.target.record import record_target
 GREEDY = ["--temperature", "0", "--max-new-tokens", "12"]
 
 
-@pytest.fixture(scope="module", params=["moa", "feedback"])
+@pytest.fixture(scope="module", params=["moa", pytest.param("feedback", marks=pytest.mark.slow)])
 def decoder(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> SpeculativeDecoder:
@@ -77,9 +77,8 @@ def test_unquantized_exports_draft_as_the_server_does(
     decoder: SpeculativeDecoder, drafter: Path, tmp_path: Path
 ) -> None:
     out = str(tmp_path / "device")
-    assert (
-        exit_code("export", str(drafter), "--to", "device", "--out", out, "--embedding", "own") == 0
-    )
+    words = ["--to", "device", "--out", out, "--embedding", "own"]
+    assert exit_code("export", drafter, *words) == 0
     with (
         running(decoder, remote_sessions=2) as server,
         RemoteDecoder(server.url, out) as remote,
@@ -87,46 +86,3 @@ def test_unquantized_exports_draft_as_the_server_does(
         output = remote.generate([5, 6, 7], temperature=0, max_new_tokens=20)
     alone = decoder.generate([5, 6, 7], temperature=0, max_new_tokens=20)
     assert (output.new_token_ids, output.depths) == (alone.new_token_ids, alone.depths)
-
-
-@pytest.mark.slow
-def test_wrong_folders_and_servers_are_named(
-    decoder: SpeculativeDecoder,
-    drafter: Path,
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    out = tmp_path / "device"
-    assert exit_code("export", str(drafter), "--to", "device", "--out", str(out)) == 0
-    assert exit_code("export", str(drafter), "--to", "device", "--out", str(out)) == 2
-    assert "exists" in capsys.readouterr().err
-    assert exit_code("export", "lookup", "--to", "device", "--out", str(tmp_path / "other")) == 2
-    tokenizer = tiny_tokenizer(CHATML)
-    model = tiny_llama(vocab=len(tokenizer), seed=4)
-    other = SpeculativeDecoder(model, tiny_drafter(TargetAdapter(model)), tokenizer)
-    with running(decoder, remote_sessions=2) as server, running(other, remote_sessions=2) as wrong:
-        for words, message in (
-            ([server.url, "x", "--drafter", str(drafter)], "jakiro export --to device"),
-            ([wrong.url, "x", "--drafter", str(out)], "is another one than the server's"),
-        ):
-            capsys.readouterr()
-            assert exit_code("connect", *words, *GREEDY) == 2
-            assert message in capsys.readouterr().err
-        with running(
-            SpeculativeDecoder(decoder.target.model, None, decoder.tokenizer), remote_sessions=1
-        ) as untrained:
-            assert exit_code("connect", untrained.url, "x", "--drafter", str(out), *GREEDY) == 2
-            assert "encodes no memory" in capsys.readouterr().err
-
-
-def test_loading_an_export_reads_no_model(
-    decoder: SpeculativeDecoder,
-    drafter: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    out = str(tmp_path / "device")
-    assert exit_code("export", str(drafter), "--to", "device", "--out", out) == 0
-    monkeypatch.setattr(loading, "load_causal_lm", lambda *_, **__: pytest.fail("a model"))
-    with running(decoder, remote_sessions=1) as server, RemoteDecoder(server.url, out) as remote:
-        assert len(remote.generate([1, 2], temperature=0, max_new_tokens=3).new_token_ids) == 3

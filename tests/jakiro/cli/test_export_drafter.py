@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+from helpers.commands import exit_code
 from helpers.families import tiny_family
 from helpers.models import tiny_llama, tiny_settings
 from helpers.published import (
@@ -19,7 +20,6 @@ from helpers.published import (
 from helpers.tokenizers import tiny_tokenizer
 from helpers.training import TEXTS, write_jsonl
 
-from jakiro.cli import main
 from jakiro.config import config_for
 from jakiro.drafter import JakiroDrafter
 from jakiro.exchange.checkpoint import read_checkpoint
@@ -36,43 +36,44 @@ LAYERS = (2, 4, 5)
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with a target and the weights of a fitted head."""
+    """A folder with a target and training data."""
     folder = tmp_path_factory.mktemp("published")
     tokenizer = tiny_tokenizer()
     vocab = len(tokenizer)
     model = tiny_llama(vocab=vocab, eos_token_id=0, num_hidden_layers=7)
     model.save_pretrained(folder / "target")
     tokenizer.save_pretrained(folder / "target")
-    prompts = torch.randint(0, vocab, (5, 4), generator=torch.Generator().manual_seed(0))
-    published = PublishedEagle3(eagle3_weights(200, vocab), model, LAYERS)
-    torch.save(fitted(published, greedy_texts(model, prompts), steps=120), folder / "weights.pt")
-    write_jsonl(folder / "prompts.jsonl", ({"prompt": ids} for ids in prompts.tolist()))
     write_jsonl(folder / "texts.jsonl", ({"text": text} for text in TEXTS))
     return folder
 
 
-def _run(*words: object) -> int:
-    with pytest.raises(SystemExit) as exit_info:
-        main([*map(str, words)])
-    return int(exit_info.value.code or 0)
+@pytest.fixture(scope="module")
+def weights(folder: Path) -> dict[str, torch.Tensor]:
+    """The weights of a head that is fitted to the prompts of the folder."""
+    model = load_causal_lm(folder / "target")
+    vocab = model.config.vocab_size
+    prompts = torch.randint(0, vocab, (5, 4), generator=torch.Generator().manual_seed(0))
+    write_jsonl(folder / "prompts.jsonl", ({"prompt": ids} for ids in prompts.tolist()))
+    published = PublishedEagle3(eagle3_weights(200, vocab), model, LAYERS)
+    return fitted(published, greedy_texts(model, prompts), steps=120)
 
 
-def _import(folder: Path, out: Path, **config: Any) -> JakiroDrafter:
+def _import(folder: Path, weights: Any, out: Path, **config: Any) -> JakiroDrafter:
     head = out.with_name(f"{out.name}-head")
     values = eagle3_config(300, 200, **config)
-    save_published(head, torch.load(folder / "weights.pt"), values)
+    save_published(head, weights, values)
     options = ("--target", folder / "target", "--prompts", folder / "prompts.jsonl")
-    assert _run("import", head, *options, "--out", out, "--device", "cpu") == 0
+    assert exit_code("import", head, *options, "--out", out, "--device", "cpu") == 0
     return JakiroDrafter.from_pretrained(out)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("ids", [LAYERS, (1, 3, 4)])
 def test_the_convention_of_layer_indices_that_agrees_better_is_chosen_and_recorded(
-    ids: tuple[int, ...], folder: Path, tmp_path: Path
+    ids: tuple[int, ...], folder: Path, weights: Any, tmp_path: Path
 ) -> None:
     config = {"eagle_config": {"eagle_aux_hidden_state_layer_ids": ids}}
-    drafter = _import(folder, tmp_path / "drafter", **config)
+    drafter = _import(folder, weights, tmp_path / "drafter", **config)
     assert drafter.config.settings.trunk.fusion_layers == LAYERS
     measured = drafter.config.record["import"]["measured"]
     (other,) = measured["alternatives"].values()
@@ -82,9 +83,9 @@ def test_the_convention_of_layer_indices_that_agrees_better_is_chosen_and_record
 
 @pytest.mark.slow
 def test_an_imported_head_is_trained_further_and_exported(
-    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    folder: Path, weights: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    before = _import(folder, tmp_path / "drafter", layer_ids=LAYERS)
+    before = _import(folder, weights, tmp_path / "drafter", layer_ids=LAYERS)
     changes = [
         f"data.paths=[{folder / 'texts.jsonl'}]",
         f"data.cache_folder={tmp_path / 'cache'}",
@@ -102,7 +103,7 @@ def test_an_imported_head_is_trained_further_and_exported(
     capsys.readouterr()
     for layout in ("eagle3", "speculators"):
         out = tmp_path / layout
-        assert _run("export", trained, "--to", layout, "--out", out) == 0
+        assert exit_code("export", trained, "--to", layout, "--out", out) == 0
         printed = capsys.readouterr().out
         assert "vllm serve" in printed
         assert ("sglang.launch_server" in printed) is (layout == "eagle3")
@@ -111,15 +112,13 @@ def test_an_imported_head_is_trained_further_and_exported(
         assert torch.equal(checkpoint.tensor("lm_head.weight"), after.own_head.weight)
         config = json.loads((out / "config.json").read_text())
         assert config["eagle_aux_hidden_state_layer_ids"] == list(LAYERS)
-    assert _run("export", trained, "--to", "eagle3", "--out", tmp_path / "eagle3") == 2
+    assert exit_code("export", trained, "--to", "eagle3", "--out", tmp_path / "eagle3") == 2
     assert "already exists" in capsys.readouterr().err
-    assert _run("export", trained, "--to", "eagle3", "--out", out / "x", "--target", "./no") == 2
-    assert "nothing exists" in capsys.readouterr().err
     tiny_llama(hidden_size=64).save_pretrained(tmp_path / "wide")
     tiny_family("gemma3").save_pretrained(tmp_path / "gemma")
     for target, message in (("wide", "hidden size differs"), ("gemma", "of the Gemma family")):
         words = ("--to", "eagle3", "--out", out / "x", "--target", tmp_path / target)
-        assert _run("export", trained, *words) == 2
+        assert exit_code("export", trained, *words) == 2
         assert message in capsys.readouterr().err
 
 
@@ -134,16 +133,16 @@ def test_a_drafter_of_another_architecture_is_exported_for_the_plugin(
     torch.manual_seed(0)
     JakiroDrafter(config).save_pretrained(tmp_path / "drafter")
     out = tmp_path / "exported"
-    assert _run("export", tmp_path / "drafter", "--to", "vllm", "--out", out) == 0
+    assert exit_code("export", tmp_path / "drafter", "--to", "vllm", "--out", out) == 0
     printed = capsys.readouterr().out
     assert "dropped: parallel levels" in printed
     assert f"vllm serve {folder / 'target'} --speculative-config '{{" in printed
     assert (out / "model.safetensors").is_file()
     options = ("--to", "vllm", "--out", tmp_path / "other")
-    assert _run("export", tmp_path / "drafter", *options, "--without-layer-ids") == 2
+    assert exit_code("export", tmp_path / "drafter", *options, "--without-layer-ids") == 2
     assert "cannot be used with --to vllm" in capsys.readouterr().err
     other = tiny_llama(vocab=target.spec.vocab_size, seed=5, num_hidden_layers=7)
     other.save_pretrained(tmp_path / "target")
-    assert _run("export", tmp_path / "drafter", *options, "--target", tmp_path / "target") == 2
+    assert exit_code("export", tmp_path / "drafter", *options, "--target", tmp_path / "target") == 2
     assert "fingerprint differs" in capsys.readouterr().err
     assert not (tmp_path / "other").exists()

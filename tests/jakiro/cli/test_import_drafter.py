@@ -2,11 +2,12 @@
 
 import json
 from collections.abc import Callable
-from functools import cache, partial
+from functools import partial
 from pathlib import Path
 
 import pytest
 import torch
+from helpers.commands import exit_code
 from helpers.losslessness import greedy_by_transformers
 from helpers.models import tiny_llama
 from helpers.published import (
@@ -19,13 +20,11 @@ from helpers.published import (
 )
 from helpers.published_moa import PublishedMoa, moa_config, moa_weights
 from helpers.published_moa import fitted as fitted_moa
-from helpers.quick import mostly_slow
 from helpers.tokenizers import tiny_tokenizer
 from helpers.training import TEXTS, write_jsonl
 
 from inference.benchmark.agreement import measure_agreement
 from inference.decoder import SpeculativeDecoder
-from jakiro.cli import main
 from jakiro.drafter import JakiroDrafter
 from jakiro.utils.pretrained import load_causal_lm
 from jakiro.utils.settings import load_settings
@@ -38,7 +37,7 @@ TAIL = 1  # layers of the target that run after the drafter of Mixture of Attent
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with a target, fitted heads, a random head, prompts and training data."""
+    """A folder with a target, a fitted head, a random head, prompts and training data."""
     folder = tmp_path_factory.mktemp("published")
     tokenizer = tiny_tokenizer()
     model = tiny_llama(vocab=len(tokenizer), eos_token_id=0)
@@ -50,11 +49,20 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     published = PublishedDrafter(eagle_weights(), model)
     weights = fitted(published, greedy_texts(model, prompts))
     save_published(folder / "head", weights, config, "bin")
-    moa = fitted_moa(PublishedMoa(moa_weights(), model, TAIL), greedy_texts(model, prompts))
-    save_published(folder / "moa", moa, moa_config(vocab=len(tokenizer)))
     write_jsonl(folder / "prompts.jsonl", ({"prompt": ids} for ids in prompts.tolist()))
     write_jsonl(folder / "texts.jsonl", ({"text": text} for text in TEXTS))
     return folder
+
+
+@pytest.fixture(scope="module")
+def moa(folder: Path) -> str:
+    """A fitted head of another family in the folder."""
+    model = load_causal_lm(folder / "target")
+    lines = (folder / "prompts.jsonl").read_text().splitlines()
+    prompts = torch.tensor([json.loads(line)["prompt"] for line in lines])
+    weights = fitted_moa(PublishedMoa(moa_weights(), model, TAIL), greedy_texts(model, prompts))
+    save_published(folder / "moa", weights, moa_config(vocab=model.config.vocab_size))
+    return "moa"
 
 
 def _convert(folder: Path, drafter: Path, head: str, *words: str) -> int:
@@ -62,28 +70,13 @@ def _convert(folder: Path, drafter: Path, head: str, *words: str) -> int:
     paths = {"target": folder / "target", "prompts": folder / "prompts.jsonl", "out": drafter}
     options = [part for name, path in paths.items() for part in (f"--{name}", str(path))]
     options += ["--device", "cpu", "--max-new-tokens", "12"]
-    with pytest.raises(SystemExit) as exit_info:
-        main(["import", str(folder / head), *options, *words])
-    return int(exit_info.value.code or 0)
+    return exit_code("import", folder / head, *options, *words)
 
 
 @pytest.fixture
 def convert(folder: Path, tmp_path: Path) -> Import:
     """A function that imports a head into a folder of the test, and returns the exit code."""
     return partial(_convert, folder, tmp_path / "drafter")
-
-
-@pytest.fixture(scope="module")
-def imported(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
-    """A function that returns the folder of an imported head, which tests only read."""
-
-    @cache
-    def run(head: str) -> Path:
-        drafter = tmp_path_factory.mktemp("imported") / "drafter"
-        assert _convert(folder, drafter, head) == 0
-        return drafter
-
-    return run
 
 
 def test_an_imported_drafter_is_recorded_and_decodes_exactly(
@@ -109,9 +102,9 @@ def test_an_imported_drafter_is_recorded_and_decodes_exactly(
 
 @pytest.mark.slow
 def test_the_number_of_tail_layers_that_agrees_best_is_chosen_and_recorded(
-    convert: Import, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    convert: Import, moa: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert convert("moa") == 0
+    assert convert(moa) == 0
     assert "family: Mixture of Attentions" in capsys.readouterr().out
     drafter = JakiroDrafter.from_pretrained(tmp_path / "drafter")
     assert drafter.config.settings.tail_layers == TAIL
@@ -124,9 +117,7 @@ def test_the_number_of_tail_layers_that_agrees_best_is_chosen_and_recorded(
 def test_a_dry_run_needs_no_target_and_writes_nothing(
     folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    with pytest.raises(SystemExit) as exit_info:
-        main(["import", str(folder / "random"), "--dry-run"])
-    assert not exit_info.value.code
+    assert exit_code("import", folder / "random", "--dry-run") == 0
     printed = capsys.readouterr().out
     assert "experts.down <- layers.0.mlp.down_proj.weight (transposed)" in printed
     assert "first_position: false" in printed
@@ -134,10 +125,13 @@ def test_a_dry_run_needs_no_target_and_writes_nothing(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("head", mostly_slow(["head", "moa"], quick=["head"]))
+@pytest.mark.usefixtures("moa")
+@pytest.mark.parametrize("head", ["head", "moa"])
 def test_an_imported_drafter_is_trained_further(
-    head: str, imported: Callable[[str], Path], folder: Path, tmp_path: Path
+    head: str, convert: Import, folder: Path, tmp_path: Path
 ) -> None:
+    assert convert(head) == 0
+    imported = tmp_path / "drafter"
     changes = [
         f"data.paths=[{folder / 'texts.jsonl'}]",
         f"data.cache_folder={tmp_path / 'cache'}",
@@ -149,7 +143,7 @@ def test_an_imported_drafter_is_trained_further(
             f"run_folder={tmp_path}/run",
         ),
     ]
-    (tmp_path / "my.yaml").write_text(f"extends: {imported(head) / 'train.yaml'}\n")
+    (tmp_path / "my.yaml").write_text(f"extends: {imported / 'train.yaml'}\n")
     settings = load_settings(TrainSettings, tmp_path / "my.yaml", changes)
     trained = JakiroDrafter.from_pretrained(train(settings))
     model = load_causal_lm(folder / "target")
@@ -157,6 +151,6 @@ def test_an_imported_drafter_is_trained_further(
     prompts = [json.loads(line)["prompt"] for line in lines]
     before, after = (
         measure_agreement(model, drafter, None, prompts, max_new_tokens=20)
-        for drafter in (JakiroDrafter.from_pretrained(imported(head)), trained)
+        for drafter in (JakiroDrafter.from_pretrained(imported), trained)
     )
     assert after == before

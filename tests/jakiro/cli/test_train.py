@@ -1,4 +1,4 @@
-"""`jakiro train` estimates a run, and launches it."""
+"""`jakiro init` writes settings, and `jakiro train` estimates a run, and launches it."""
 
 import os
 import re
@@ -7,15 +7,16 @@ from pathlib import Path
 
 import pytest
 import torch
+from helpers.commands import exit_code
 from helpers.models import tiny_llama
 from helpers.tokenizers import tiny_tokenizer
 from helpers.training import TEXTS, tiny_run, write_jsonl
 
-from jakiro.cli import main
 from jakiro.drafter import JakiroDrafter
 from jakiro.errors import ConfigError
 from jakiro.utils import progress
-from jakiro.utils.settings import dump_settings
+from jakiro.utils.settings import dump_settings, load_settings
+from training.config import TrainSettings
 from training.launch import LaunchOptions, command
 
 REPOSITORY = Path(__file__).parents[3]
@@ -37,11 +38,37 @@ def config(tmp_path: Path) -> Path:
     return file
 
 
-def run(*words: str) -> object:
+def run(*words: object) -> int:
     """Run the command line in this process and return its exit code."""
-    with pytest.raises(SystemExit) as exit_:
-        main(["train", *words])
-    return exit_.value.code or 0
+    return exit_code("train", *words)
+
+
+def test_init_writes_a_settings_file_and_shows_the_next_commands(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    tiny_llama().save_pretrained(tmp_path / "target")
+    monkeypatch.chdir(tmp_path)
+    assert exit_code("init", "target") == 0
+    printed = capsys.readouterr().out
+    assert "jakiro synthesize --target target" in printed
+    assert "jakiro train --config my.yaml" in printed
+    Path("my.yaml").write_text(Path("my.yaml").read_text().replace("epochs: 4", "steps: 4"))
+    Path("target-chats.jsonl").touch()
+    assert run("--config", "my.yaml", "--dry-run") == 0
+    capsys.readouterr()
+    given = ["--data", "chats.jsonl", "--out"]
+    assert exit_code("init", "target", *given, "my own.yaml") == 0
+    captured = capsys.readouterr()
+    assert "synthesize" not in captured.out
+    assert "warning: there is no file chats.jsonl yet" in captured.err
+    assert "jakiro verify --drafter runs/target/drafter" in captured.out
+    assert "jakiro train --config 'my own.yaml' --dry-run" in captured.out
+    assert 'paths: ["chats.jsonl"]' in Path("my own.yaml").read_text()
+    for num_records, held_out in ((3, 0), (45, 4), (1000, 32)):
+        Path("chats.jsonl").write_text('{"text": "a"}\n' * num_records + "\n")
+        out = Path(f"{num_records}.yaml")
+        assert exit_code("init", "target", *given, out) == 0
+        assert load_settings(TrainSettings, out).data.validation_size == held_out
 
 
 def test_a_dry_run_needs_no_weights_and_writes_nothing(
@@ -53,35 +80,21 @@ def test_a_dry_run_needs_no_weights_and_writes_nothing(
     assert run(*words, "--device-speed", "400") == 0
     captured = capsys.readouterr()
     printed = captured.out
-    for name in (
-        "optimizer states",
-        "activations",
-        "states and cache",
-        "disk",
-        "80.0 GiB",
-        "TFLOP",
-    ):
+    for name in ("optimizer states", "activations", "states and cache", "disk", "TFLOP"):
         assert name in printed
+    assert "80.0 GiB" in printed
     assert sorted(config.parent.rglob("*")) == before
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="needs a machine without a GPU")
-@pytest.mark.parametrize("micro_batch", ["1", "auto"])
 def test_a_dry_run_for_several_machines_elsewhere_needs_no_gpu_here(
-    config: Path, micro_batch: str, capsys: pytest.CaptureFixture[str]
+    config: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     hostfile = config.parent / "hosts"
     hostfile.write_text("one slots=2\ntwo slots=2\n")
     words = ["--config", str(config), "--dry-run", "--set", "engine.device=cuda"]
-    words += [
-        "--hostfile",
-        str(hostfile),
-        "--device-memory",
-        "80",
-        "--micro-batch-size",
-        micro_batch,
-    ]
-    assert run(*words) == 0
+    words += ["--hostfile", str(hostfile), "--device-memory", "80"]
+    assert run(*words, "--micro-batch-size", "auto") == 0
     printed = capsys.readouterr().out
     assert "4 processes" in printed
     assert "80.0 GiB" in printed
@@ -115,11 +128,8 @@ def test_a_log_without_a_terminal_shows_the_progress_of_training_in_plain_lines(
     assert "\x1b" not in shown
     figures = r"loss \d+\.\d+, agreement [\d. ]+: 2 of 4, [\d,]+ tokens/s, 0:\d\d elapsed, about 0:"
     assert re.search(rf"^drafter: {figures}\d\d left$", shown, re.MULTILINE), shown
-    order = [
-        *(f"INFO evaluating the drafter after step {n}" for n in (0, 4)),
-    ]
-    positions = [shown.index(line) for line in order]
-    assert positions == sorted(positions)
+    begin, end = (shown.index(f"INFO evaluating the drafter after step {n}") for n in (0, 4))
+    assert begin < end
 
 
 @pytest.mark.distributed

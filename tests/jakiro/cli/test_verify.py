@@ -1,55 +1,39 @@
-"""`jakiro verify`: one line per check; exit code 0 or 1 for the result, 2 for mistakes."""
+"""`jakiro verify`, for a drafter or for a server: one line per check; exit code 0 or 1."""
 
 import json
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
-from helpers.models import tiny_llama, tiny_settings
-from helpers.tokenizers import tiny_tokenizer
+from helpers.commands import exit_code, write_models
+from helpers.serving import Running, running, tiny_decoder
 
 from inference.decoder import SpeculativeDecoder
-from jakiro.cli import main
-from jakiro.config import config_for
-from jakiro.drafter import JakiroDrafter
-from jakiro.target.adapter import TargetAdapter
-from jakiro.target.record import record_target
+from inference.generation.incremental_text import IncrementalText
 
+SERVER_QUICK = ("--max-new-tokens", "8", "--samples", "60", "--top-k", "4", "--device", "cpu")
 QUICK = ("--max-new-tokens", "4", "--samples", "50", "--top-k", "8", "--device", "cpu")
 
 
 @pytest.fixture(scope="module")
-def drafter_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("models")
-    tokenizer = tiny_tokenizer()
-    model = tiny_llama(vocab=len(tokenizer))
-    model.save_pretrained(folder / "target")
-    tokenizer.save_pretrained(folder / "target")
-    record = record_target(TargetAdapter(model).spec, str(folder / "target"), tokenizer)
-    torch.manual_seed(0)
-    JakiroDrafter(config_for(tiny_settings(), record)).save_pretrained(folder / "drafter")
-    return folder / "drafter"
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with models and prompts."""
+    folder = write_models(tmp_path_factory.mktemp("models"))
+    (folder / "prompts.jsonl").write_text('{"prompt": "def main("}\n{"prompt": "print("}\n')
+    return folder
 
 
-@pytest.fixture
-def prompts_path(tmp_path: Path) -> Path:
-    path = tmp_path / "prompts.jsonl"
-    path.write_text('{"prompt": "def main("}\n{"prompt": "print("}\n')
-    return path
-
-
-def _run(drafter: Path, *words: str | Path) -> int:
-    with pytest.raises(SystemExit) as exit_info:
-        main(["verify", "--drafter", str(drafter), *map(str, words)])
-    return int(exit_info.value.code or 0)
+def _verify(folder: Path, *words: object) -> int:
+    paths = ("--drafter", folder / "drafter", "--prompts", folder / "prompts.jsonl")
+    return exit_code("verify", *paths, *QUICK, *words)
 
 
 def test_a_correct_drafter_gives_a_line_per_check_a_verdict_and_exit_code_0(
-    drafter_path: Path, prompts_path: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     figures = tmp_path / "figures.json"
-    assert _run(drafter_path, "--prompts", prompts_path, "--json", figures, *QUICK) == 0
+    assert _verify(folder, "--json", figures) == 0
     lines = capsys.readouterr().out.splitlines()
     names = ["greedy equality", "sequence distribution", "token ranks", "impossible tokens"]
     assert [line.split(":")[0] for line in lines[:4]] == [f"pass  {name}" for name in names]
@@ -63,10 +47,7 @@ def test_a_correct_drafter_gives_a_line_per_check_a_verdict_and_exit_code_0(
 
 
 def test_a_faulty_decoder_gives_exit_code_1_and_says_where(
-    drafter_path: Path,
-    prompts_path: Path,
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
+    folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     correct = SpeculativeDecoder.generate
 
@@ -76,8 +57,7 @@ def test_a_faulty_decoder_gives_exit_code_1_and_says_where(
         return output
 
     monkeypatch.setattr(SpeculativeDecoder, "generate", fault)
-    words = ("--prompts", prompts_path, "--num-prompts", "1", "--sampled-prompts", "0")
-    assert _run(drafter_path, *words, *QUICK) == 1
+    assert _verify(folder, "--num-prompts", "1", "--sampled-prompts", "0") == 1
     lines = capsys.readouterr().out.splitlines()
     assert lines[0].startswith("FAIL  greedy equality: 1 prompt, 1 tokens equal")
     assert "difference: prompt 1, new token 2" in lines[1]
@@ -85,16 +65,67 @@ def test_a_faulty_decoder_gives_exit_code_1_and_says_where(
 
 
 def test_other_weights_of_the_target_are_possible_with_a_warning(
-    drafter_path: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    tokenizer, other, figures = tiny_tokenizer(), tmp_path / "other", tmp_path / "figures.json"
-    tiny_llama(vocab=len(tokenizer), seed=5).save_pretrained(other)
-    tokenizer.save_pretrained(other)
-    words = ("--target", other, "--num-prompts", "1", "--sampled-prompts", "0", *QUICK)
-    assert _run(drafter_path, *words) == 2
+    figures = tmp_path / "figures.json"
+    words = ("--target", folder / "other", "--num-prompts", "1", "--sampled-prompts", "0")
+    assert _verify(folder, *words) == 2
     assert "or allow other weights: with other_weights=True" in capsys.readouterr().err
-    assert _run(drafter_path, *words, "--other-weights", "--json", figures) == 0
+    assert _verify(folder, *words, "--other-weights", "--json", figures) == 0
     assert "made for other weights" in capsys.readouterr().err
     stored = json.loads(figures.read_text())
     assert stored["settings"]["other_weights"] is True
     assert stored["gguf_sha256"] is None
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[Running]:
+    with running(tiny_decoder(trained=True)) as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+def target(server: Running, tmp_path_factory: pytest.TempPathFactory) -> str:
+    """A folder with the server's target and tokenizer."""
+    folder = tmp_path_factory.mktemp("verify") / "target"
+    decoder = server.server.engine.decoder
+    decoder.target.model.save_pretrained(folder)
+    assert decoder.tokenizer is not None
+    decoder.tokenizer.save_pretrained(folder)
+    return str(folder)
+
+
+@pytest.mark.slow
+def test_a_lossless_server_gives_a_line_per_check_and_exit_code_0(
+    server: Running, target: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "verify.json"
+    words = ["verify", "--url", server.root, "--target", target, "--num-prompts", "3"]
+    assert exit_code(*words, *SERVER_QUICK, "--json", file) == 0
+    lines = capsys.readouterr().out.splitlines()
+    names = ["greedy texts", "seeds", "sequence distribution", "token ranks", "impossible tokens"]
+    assert [line.split(":")[0] for line in lines[:5]] == [f"pass  {name}" for name in names]
+    assert lines[5].endswith("in float32: 5 of 5 checks passed")
+    stored = json.loads(file.read_text())
+    assert stored["passed"] is True
+    assert stored["url"] == server.url
+    assert [check["name"] for check in stored["checks"]] == names
+
+
+def test_a_difference_gives_exit_code_1(
+    server: Running,
+    target: str,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    correct = IncrementalText.push
+
+    def planted(text: IncrementalText, token_id: int) -> str:
+        return correct(text, token_id).swapcase()
+
+    monkeypatch.setattr(IncrementalText, "push", planted)
+    words = ["verify", "--url", server.url, "--target", target, "--sampled-prompts", "0"]
+    assert exit_code(*words, *SERVER_QUICK) == 1
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].startswith("FAIL  greedy texts: 8 prompts")
+    assert "difference: prompt" in lines[1]

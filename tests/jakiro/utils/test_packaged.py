@@ -1,24 +1,56 @@
-"""Configurations and drafters of the package can be named instead of a path."""
+"""Configurations and drafters can be named; commands name the extra of a package they lack."""
 
 import json
+import os
+import re
+import subprocess
+import sys
+import tomllib
 from pathlib import Path
 
 import pytest
+from helpers.models import tiny_llama
+from helpers.tokenizers import tiny_tokenizer
 
 from jakiro.drafter import JakiroDrafter
 from jakiro.errors import ConfigError
 from jakiro.utils.packaged import (
+    EXTRAS,
     assets_of,
     config_names,
     config_path,
     configs_folder,
+    missing_extra,
     packaged_drafter,
     packaged_names,
 )
 from jakiro.utils.settings import read_layered_yaml
 
 NAME = "smollm2-135m-instruct"
-RESULTS = Path(__file__).parents[3] / "docs" / "benchmarks" / "results"
+ROOT = Path(__file__).parents[3]
+RESULTS = ROOT / "docs" / "benchmarks" / "results"
+
+
+_OPTIONAL = sorted({package for packages in EXTRAS.values() for package in packages})
+# Runs a command of Jakiro as if the optional packages were not installed.
+_WITHOUT_EXTRAS = f"""
+import sys
+from importlib.machinery import PathFinder
+
+class WithoutExtras(PathFinder):
+    @classmethod
+    def find_spec(cls, name, *arguments):
+        if name.partition(".")[0] in {_OPTIONAL}:
+            return None
+        return super().find_spec(name, *arguments)
+
+sys.meta_path[sys.meta_path.index(PathFinder)] = WithoutExtras
+from jakiro.cli import main
+try:
+    main(sys.argv[1:])
+finally:
+    print("torch was imported:", "torch" in sys.modules)
+"""
 
 
 def test_names_are_paths_without_suffix() -> None:
@@ -35,22 +67,15 @@ def test_a_file_anywhere_extends_a_packaged_configuration(tmp_path: Path) -> Non
     assert read_layered_yaml(Path("drafters/eagle3")) == original
 
 
-@pytest.mark.parametrize(
-    ("written", "name"),
-    [
-        ("base.yaml", "base"),
-        ("configs/base.yaml", "base"),
-        ("configs/drafters/eagle3.yaml", "drafters/eagle3"),
-    ],
-)
-def test_the_error_for_a_file_of_a_checkout_suggests_the_packaged_name(
-    tmp_path: Path, written: str, name: str
-) -> None:
+def test_the_error_for_a_file_of_a_checkout_suggests_the_packaged_name(tmp_path: Path) -> None:
     path = tmp_path / "own.yaml"
-    path.write_text(f"extends: {written}\n")
-    for missing in (path, tmp_path / written):
+    for written, name in (
+        ("configs/base.yaml", "base"),
+        ("drafters/eagle3.yaml", "drafters/eagle3"),
+    ):
+        path.write_text(f"extends: {written}\n")
         with pytest.raises(ConfigError, match=f"without a suffix, such as {name}$"):
-            read_layered_yaml(missing)
+            read_layered_yaml(path)
 
 
 def test_a_drafter_is_named_after_its_target() -> None:
@@ -66,11 +91,54 @@ def test_the_card_of_a_drafter_has_the_measured_tau(prompts: str) -> None:
     assert "not measured, because" not in card
     for path in RESULTS.glob(f"smollm2-fp32-{prompts}-t*.json"):
         measured = json.loads(path.read_text())["methods"]
-        (found,) = [method for method in measured if method["name"] == "trained"]
-        figures = (found["temperature"], found["tau"], found["tokens"])
+        (trained,) = [method for method in measured if method["name"] == "trained"]
+        figures = (trained["temperature"], trained["tau"], trained["tokens"])
         assert "| {:g} | {:.2f} | {} |".format(*figures) in card
 
 
-@pytest.mark.parametrize("name", ["qwen", ".", "..", "", f"owner/{NAME}", f"../assets/{NAME}"])
-def test_other_names_are_those_of_no_packaged_drafter(name: str) -> None:
-    assert packaged_drafter(name) is None
+def test_other_names_are_those_of_no_packaged_drafter() -> None:
+    for name in ("qwen", ".", "..", "", f"owner/{NAME}", f"../assets/{NAME}"):
+        assert packaged_drafter(name) is None
+
+
+def test_the_extras_are_those_of_the_project_file() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    declared = project["optional-dependencies"]
+    for extra, packages in EXTRAS.items():
+        names = [re.split("[^a-z_]", requirement)[0] for requirement in declared[extra]]
+        assert set(packages) - {"pyarrow"} == set(names)
+    always = {re.split("[^a-z-]", requirement)[0] for requirement in project["dependencies"]}
+    assert always.isdisjoint(_OPTIONAL)
+
+
+def test_a_missing_package_is_answered_with_its_extra() -> None:
+    for name, extra in {"deepspeed.ops": "train", "starlette.routing": "serve"}.items():
+        error = missing_extra(ModuleNotFoundError("missing", name=name))
+        assert f"'.[{extra}]'" in str(error)
+    assert missing_extra(ModuleNotFoundError("missing", name="torch")) is None
+
+
+def _run(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-c", _WITHOUT_EXTRAS, *words]
+    environment = os.environ | {"PYTHONPATH": str(ROOT)}
+    return subprocess.run(
+        command, cwd=folder, env=environment, capture_output=True, text=True, timeout=120
+    )
+
+
+@pytest.mark.slow
+def test_decoding_works_without_extras_and_training_names_one(tmp_path: Path) -> None:
+    tokenizer = tiny_tokenizer()
+    tiny_llama(vocab=len(tokenizer)).save_pretrained(tmp_path / "target")
+    tokenizer.save_pretrained(tmp_path / "target")
+    words = ["generate", "lookup", "def", "--raw", "--target", "target", "--max-new-tokens", "4"]
+    decoded = _run(tmp_path, *words, "--tree", "fixed")
+    assert decoded.returncode == 0, decoded.stderr
+    (tmp_path / "my.yaml").write_text(
+        "target: {name_or_path: target}\ndata: {paths: [texts.jsonl]}\nsteps: 1\n"
+    )
+    (tmp_path / "texts.jsonl").write_text('{"text": "def"}\n')
+    refused = _run(tmp_path, "train", "--config", "my.yaml")
+    assert refused.returncode == 2
+    assert "the extra `train`" in refused.stderr
+    assert "torch was imported: False" in refused.stdout

@@ -2,12 +2,19 @@
 
 import io
 import time
+from threading import Event
 
 import pytest
 from rich.console import Console
 
 from jakiro.utils import progress
-from jakiro.utils.progress import COLUMNS_WITH_RATE, ProgressDisplay, line_of, writing_progress
+from jakiro.utils.progress import (
+    COLUMNS_WITH_RATE,
+    ProgressDisplay,
+    in_background,
+    line_of,
+    writing_progress,
+)
 
 
 class _Clock:
@@ -86,3 +93,11 @@ def test_records_that_are_complete_at_the_same_moment_do_not_make_the_estimate_s
         clock.now += 30
         advance(60, 60_000)
         assert line_of(shown[0].tasks[0]).endswith("10:30 elapsed, about 15:45 left")
+
+
+def test_the_result_of_a_call_in_the_background_arrives_when_the_call_has_ended() -> None:
+    may_end = Event()
+    call = in_background(lambda: may_end.wait(10))
+    assert not call.done()
+    may_end.set()
+    assert call.result(10.0)

@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import Field, model_validator
 
@@ -75,6 +75,7 @@ def test_overrides_come_last_and_in_order(write: Any) -> None:
     assert recipe.optimizer == Optimizer(learning_rate=0.01)
 
 
+@settings(max_examples=25)
 @given(
     st.builds(
         Recipe,

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from inference.generation.incremental_text import IncrementalText
-from jakiro.utils.token_text import text_of_tokens
+from jakiro.utils.token_text import common_length, text_of_tokens
 
 SPACED = spaced_tokenizer()
 PIECES = ["猫".encode(), "é".encode(), b"a", b"\xff", b"\xe7\x8c", b"\xf0\x9f\x98", b"\x80"]
@@ -38,3 +38,8 @@ def test_other_tokenizers_decode_by_themselves() -> None:
     for skips in (True, False):
         text = text_of_tokens(tokenizer, ids, skips_special=skips)
         assert text == tokenizer.decode(ids, skip_special_tokens=skips)
+
+
+def test_the_common_beginning_ends_at_the_first_difference() -> None:
+    assert [common_length("abc", text) for text in ("abd", "abc", "ab", "")] == [2, 3, 2, 0]
+    assert common_length([1, 2], [3, 2]) == 0

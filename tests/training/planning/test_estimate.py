@@ -12,7 +12,7 @@ from helpers.models import tiny_drafter, tiny_llama
 from helpers.training import ROLLED_OUT, random_batch, tiny_run
 from transformers import AutoModelForCausalLM, LlamaConfig
 
-from inference.benchmark.timing import peak_memory
+from inference.benchmark.machine import peak_memory
 from jakiro.errors import ConfigError
 from jakiro.target.adapter import TargetAdapter
 from jakiro.utils.settings import load_settings

@@ -1,1 +1,0 @@
-"""Acceptance lengths of drafters on texts that the target has written, without verification."""

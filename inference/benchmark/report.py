@@ -1,0 +1,175 @@
+"""Reports of a comparison: tables for a terminal, and one HTML page with a figure and a table."""
+
+import shlex
+import warnings
+from collections.abc import Iterable, Iterator, Sequence
+from io import StringIO
+from pathlib import Path
+from typing import Any
+
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from markupsafe import Markup
+from rich import box
+from rich.table import Table
+from rich.text import Text
+
+from inference.benchmark.document import ComparisonDocument, MethodFigures
+from inference.benchmark.stats import FEWEST_PROMPTS
+
+COLUMNS = ("method", "tau", "drafts", "tok/s", "speed-up [95%]", "first", "same")
+INTERRUPTED = "The measurement was interrupted: only prompts that all methods decoded are included."
+LEGEND = (
+    "tau: tokens per forward pass of the target. drafts: share of these passes with drafts. tok/s: "
+    "new tokens divided by all seconds. first: median milliseconds to the first token. same: share "
+    "of greedy answers that equal those of generate()."
+)
+_LABEL_LIMIT = 46  # characters
+_WIDTH, _ROW, _FIGURE = 10.0, 0.35, 2.2  # inches
+_STYLE = {
+    "svg.hashsalt": "report",  # the same document gives the same page
+    "text.parse_math": False,  # dollar signs in a name do not start a formula
+    "axes.titlesize": 10.5,
+    "axes.titlelocation": "left",
+    "axes.axisbelow": True,
+    "font.size": 9.5,
+    "grid.color": "#eceff3",
+    "ytick.left": False,
+}
+
+
+def table_of(title: str, columns: Sequence[str], rows: Iterable[Sequence[str]]) -> Table:
+    """Return a table whose first column is on the left, and the others on the right."""
+    table = Table(title=title, box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
+    for number, name in enumerate(columns):  # brackets in a text would be read as markup
+        table.add_column(Text(name), justify="right" if number else "left", overflow="fold")
+    for row in rows:
+        table.add_row(*map(Text, row))
+    return table
+
+
+def figures_table(document: ComparisonDocument) -> Iterator[Table | str]:
+    """Yield a note after an interruption, a table for each temperature, and a legend."""
+    if not document.is_complete:
+        yield INTERRUPTED
+    for temperature in dict.fromkeys(method.temperature for method in document.methods):
+        yield table_of(
+            f"T = {temperature:g}, {document.prompts} prompts; speed-up over {document.baseline}",
+            COLUMNS,
+            [cells(method) for method in document.methods if method.temperature == temperature],
+        )
+    yield from notes(document)
+
+
+def notes(document: ComparisonDocument) -> Iterator[str]:
+    """Yield what a reader of the table must know."""
+    yield LEGEND
+    yield f"Weights of the target: {document.environment.target.weights}."
+    if any(method.identical_to_target is False for method in document.methods):
+        yield (
+            "Answers that differ need not be wrong: when several tokens are computed together, "
+            "logits are rounded differently, which can decide between tokens that are almost "
+            "equally likely. `jakiro verify` checks that nothing else differs."
+        )
+    if any(_has_too_few(method) for method in document.methods):
+        yield f"Intervals need at least {FEWEST_PROMPTS} prompts."
+    load, processors = document.environment.load_average, document.environment.num_cpus
+    if load is not None and processors is not None and load > 1.5 * processors:
+        yield (
+            f"Other programs ran when the measurement started (load average {load:.1f} on "
+            f"{processors} processors), so speeds are unreliable."
+        )
+
+
+def cells(figures: MethodFigures) -> tuple[str, ...]:
+    """Return the figures of a method as shown in `COLUMNS`."""
+    limits = f" [{figures.speedup_low:.2f}, {figures.speedup_high:.2f}]"
+    return (
+        figures.name,
+        f"{figures.tau:.2f}",
+        "-" if figures.drafting_share is None else f"{figures.drafting_share:.0%}",
+        f"{figures.tokens_per_second:.1f}",
+        f"{figures.speedup:.2f}{'' if _has_too_few(figures) else limits}",
+        f"{figures.time_to_first_token.p50 * 1e3:.0f}",
+        "-" if figures.identical_share is None else f"{figures.identical_share:.0%}",
+    )
+
+
+def _has_too_few(figures: MethodFigures) -> bool:
+    return len({sample.group for sample in figures.samples}) < FEWEST_PROMPTS
+
+
+def page_of(document: ComparisonDocument) -> str:
+    """Return a page that needs no other file; the same document always gives the same page."""
+    environment = Environment(
+        loader=FileSystemLoader(Path(__file__).parent),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    temperatures = dict.fromkeys(method.temperature for method in document.methods)
+    groups = {
+        temperature: [method for method in document.methods if method.temperature == temperature]
+        for temperature in temperatures
+    }
+    return environment.get_template("report.html.jinja").render(
+        document=document,
+        target=document.environment.target,
+        groups=groups,
+        columns=COLUMNS,
+        cells=cells,
+        notes=list(notes(document)),
+        interrupted=INTERRUPTED,
+        picture=_picture(groups),
+        command=shlex.join(document.environment.argv),
+    )
+
+
+def _picture(groups: dict[float, list[MethodFigures]]) -> Markup:
+    """Return speed-ups and acceptance by depth at each temperature, as an `<svg>` element."""
+    from matplotlib import style  # an optional package, which takes a second to import
+    from matplotlib.figure import Figure
+
+    names = dict.fromkeys(method.name for group in groups.values() for method in group)
+    colors = {name: f"C{number % 10}" for number, name in enumerate(names)}
+    heights = [_FIGURE + _ROW * len(group) for group in groups.values()]
+    target = StringIO()
+    with style.context(_STYLE, after_reset=True), warnings.catch_warnings():
+        # Browsers can show characters that matplotlib's font lacks.
+        warnings.filterwarnings("ignore", "Glyph .* missing|Matplotlib currently does not support")
+        figure = Figure(figsize=(_WIDTH, sum(heights)), layout="constrained")
+        pairs = figure.subplots(len(groups), 2, squeeze=False, height_ratios=heights)
+        for (left, right), (temperature, methods) in zip(pairs, groups.items(), strict=True):
+            left.set_title(f"speed-up at T = {temperature:g}, with 95% intervals")
+            _draw_speedups(left, methods, colors)
+            _draw_acceptance(right, methods, colors)
+        figure.savefig(target, format="svg", metadata={"Date": None})
+    drawing = target.getvalue()
+    return Markup(drawing[drawing.index("<svg") :])
+
+
+def _draw_speedups(axes: Any, methods: list[MethodFigures], colors: dict[str, str]) -> None:
+    values = [method.speedup for method in methods]
+    errors = [
+        [method.speedup - method.speedup_low for method in methods],
+        [method.speedup_high - method.speedup for method in methods],
+    ]
+    rows = range(len(methods))
+    axes.barh(rows, values, color=[colors[method.name] for method in methods], xerr=errors)
+    axes.set_yticks(rows, [_shorten(method.name) for method in methods])
+    axes.invert_yaxis()
+    axes.axvline(1.0, color="black", linewidth=1, linestyle="--")
+
+
+def _draw_acceptance(axes: Any, methods: list[MethodFigures], colors: dict[str, str]) -> None:
+    axes.set(title="share of checked steps accepted, by depth", ylim=(0, 1.02), xlabel="depth")
+    axes.grid(visible=True, axis="y")
+    for method in methods:
+        if rates := method.conditional_acceptance_rate:
+            axes.plot(range(1, len(rates) + 1), rates, "o-", color=colors[method.name])
+
+
+def _shorten(name: str) -> str:
+    """Return a name, without its middle if it is long."""
+    half = _LABEL_LIMIT // 2
+    return name if len(name) <= _LABEL_LIMIT else f"{name[:half]}…{name[-half:]}"

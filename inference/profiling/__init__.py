@@ -1,1 +1,0 @@
-"""Measurements of the decode engine, of automatic trees, and of rounding (`jakiro profile`)."""
