@@ -112,7 +112,7 @@ FAULTS = (
     ),
     Fault(
         "a lost reply decided twice",
-        "inference/remote/step_book.py",
+        "inference/remote/text_state.py",
         "return self.last.body",
         "self.next_step = step",
         "tests/inference/remote tests/inference/serving/remote tests/inference/device",

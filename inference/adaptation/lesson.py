@@ -1,9 +1,15 @@
-"""The lesson that a server gives to the learning process, and the result that it returns.
+"""The lesson that a server gives to the process that learns, and the result that it returns.
 
 The server writes one lesson to the process's standard input, so texts are never on disk. The
 process writes one result, a line of JSON, to its standard output, and ends.
 """
 
+import asyncio
+import contextlib
+import signal
+import time
+from asyncio.subprocess import PIPE, Process
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -22,6 +28,10 @@ class Passage(BaseModel):
     token_ids: TokenIds
     prompt_length: int = Field(ge=1)
 
+    @property
+    def prompt(self) -> tuple[int, ...]:
+        return self.token_ids[: self.prompt_length]
+
 
 class Recipe(BaseModel):
     """Settings of the learning, and of the measurement of its result."""
@@ -33,9 +43,7 @@ class Recipe(BaseModel):
     passes: int = Field(2, ge=1)  # number of times that each text is learned from
     batch_size: int = Field(8, ge=1)  # number of texts of an optimizer step
     max_length: int = Field(1024, ge=8)  # tokens of a text; longer texts are cut
-    compared_tokens: int = Field(
-        64, ge=2
-    )  # number of tokens that are decoded of each held-out text
+    compared_tokens: int = Field(64, ge=2)  # tokens that are decoded of each held-out text
     largest_loss: float = Field(0.02, ge=0)  # share of tau that older texts may lose
 
 
@@ -61,8 +69,6 @@ class Lesson(BaseModel):
 
 
 class LessonResult(BaseModel):
-    """The outcome of a lesson."""
-
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     # "harmful": no better version was found, and the parent is worse than the drafter itself.
@@ -77,7 +83,6 @@ class LessonResult(BaseModel):
 
 
 def read_lesson(data: bytes) -> Lesson:
-    """Return a lesson."""
     try:
         return Lesson.model_validate_json(data)
     except ValidationError as error:
@@ -96,3 +101,69 @@ def read_result(data: bytes) -> LessonResult:
         return LessonResult.model_validate_json((data.strip().splitlines() or [b""])[-1])
     except ValidationError:
         return LessonResult(outcome="failed", error="the process ended without a result")
+
+
+class LearningProcess:
+    """A process that learns from one lesson; not thread-safe.
+
+    The process can be stopped and continued in the middle of any computation. It is in a group of
+    its own, so that an interruption from the keyboard reaches the server alone.
+    """
+
+    def __init__(self, process: Process, lesson: Lesson) -> None:
+        self.lesson = lesson
+        self.is_paused = False
+        self._process = process
+        self._started = self._resumed = time.monotonic()
+        self._seconds = 0.0  # seconds of computation before the last pause
+        data = lesson.model_dump_json().encode()
+        self._output = asyncio.ensure_future(process.communicate(data))
+
+    @classmethod
+    async def start(cls, command: Sequence[str], lesson: Lesson) -> "LearningProcess":
+        """Start a process, and write the lesson to its standard input."""
+        process = await asyncio.create_subprocess_exec(
+            *command, stdin=PIPE, stdout=PIPE, process_group=0
+        )
+        return cls(process, lesson)
+
+    @property
+    def is_done(self) -> bool:
+        return self._output.done()
+
+    @property
+    def seconds(self) -> float:
+        """The number of seconds in which the process was not paused."""
+        return self._seconds + (0.0 if self.is_paused else time.monotonic() - self._resumed)
+
+    @property
+    def age(self) -> float:
+        """The number of seconds since the start, whether the process was paused or not."""
+        return time.monotonic() - self._started
+
+    def pause(self) -> None:
+        """Stop the process at once, unless it is stopped or has ended."""
+        if not self.is_paused and not self.is_done:
+            self._seconds = self.seconds
+            self.is_paused = True
+            self._send(signal.SIGSTOP)
+
+    def resume(self) -> None:
+        """Let the process continue, if it is stopped."""
+        if self.is_paused:
+            self.is_paused, self._resumed = False, time.monotonic()
+            self._send(signal.SIGCONT)
+
+    async def kill(self) -> None:
+        """End the process, stopped or not, and wait for its end."""
+        self._send(signal.SIGKILL)
+        await asyncio.wait([self._output])
+
+    def result(self) -> LessonResult:
+        if self._output.exception() is not None:
+            return LessonResult(outcome="failed", error=str(self._output.exception()))
+        return read_result(self._output.result()[0])
+
+    def _send(self, number: signal.Signals) -> None:
+        with contextlib.suppress(ProcessLookupError):
+            self._process.send_signal(number)

@@ -1,45 +1,41 @@
-"""Recent texts as token ids: bounded, each of one tenant, and forgotten after some time."""
+"""What a server keeps of its traffic: texts to learn from, and the tau of recent requests."""
 
 import time
-from collections import Counter, OrderedDict
-from collections.abc import Callable, Iterable, Sequence
+from collections import Counter, OrderedDict, deque
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import numpy as np
 
+from inference.adaptation.lesson import Passage
+
 _HELD_OUT = 8  # one in this many texts is never learned from
+LOOKS = (16, 32, 64)  # numbers of requests after the change at which a comparison takes place
+# One-sided quantile of the normal distribution: a change without effect is undone with a
+# probability of about one percent, over all comparisons.
+QUANTILE = 2.6
 
-
-class Text(NamedTuple):
-    """A prompt and its continuation."""
-
-    tenant: str
-    token_ids: tuple[int, ...]
-    prompt_length: int
-
-    @property
-    def prompt(self) -> tuple[int, ...]:
-        """The tokens of the prompt."""
-        return self.token_ids[: self.prompt_length]
+Finding = Literal["waiting", "good", "worse"]
 
 
 class Traffic(NamedTuple):
-    """The texts of a lesson, from the oldest to the newest."""
+    """The texts of a lesson, from the oldest to the newest.
 
-    learned: tuple[Text, ...]
-    held_out: tuple[Text, ...]
+    Attributes:
+        tenants: the users whose texts these are, held-out ones included.
+    """
 
-    @property
-    def tenants(self) -> tuple[str, ...]:
-        """The users whose texts these are, held-out ones included."""
-        return tuple(sorted({text.tenant for part in self for text in part}))
+    learned: tuple[Passage, ...]
+    held_out: tuple[Passage, ...]
+    tenants: tuple[str, ...]
 
 
 @dataclass(frozen=True)
 class _Entry:
-    text: Text
+    tenant: str
+    text: Passage
     time: float
     is_held_out: bool
 
@@ -77,7 +73,6 @@ class TrafficRing:
 
     @property
     def num_tokens(self) -> int:
-        """The number of tokens of all texts."""
         return self._tokens.total()
 
     def add(self, tenant: str, token_ids: Sequence[int], prompt_length: int) -> bool:
@@ -86,19 +81,18 @@ class TrafficRing:
         if prompt_length >= len(token_ids) or len(token_ids) > self._max_tokens:
             return False
         ids = _bytes(token_ids)
-        text = Text(tenant, tuple(token_ids), prompt_length)
+        text = Passage(token_ids=tuple(token_ids), prompt_length=prompt_length)
         digest = blake2b(_bytes(text.prompt), digest_size=8, key=self._secret).digest()
         key = blake2b(tenant.encode() + b"\0" + ids, digest_size=16).digest()
         is_new = self._remove(key) is None
         is_held_out = int.from_bytes(digest) % _HELD_OUT == 0
-        self._entries[key] = _Entry(text, self._clock(), is_held_out)
+        self._entries[key] = _Entry(tenant, text, self._clock(), is_held_out)
         self._tokens[tenant] += len(token_ids)
         while self.num_tokens > self._max_tokens:
             self._drop_oldest()
         return is_new
 
     def expire(self) -> None:
-        """Forget the texts that are too old."""
         oldest = self._clock() - self._max_seconds
         while self._entries:
             key, entry = next(iter(self._entries.items()))
@@ -108,7 +102,7 @@ class TrafficRing:
 
     def purge(self, tenant: str) -> int:
         """Forget all texts of a tenant, and return their number."""
-        keys = [key for key, entry in self._entries.items() if entry.text.tenant == tenant]
+        keys = [key for key, entry in self._entries.items() if entry.tenant == tenant]
         for key in keys:
             self._remove(key)
         return len(keys)
@@ -119,29 +113,34 @@ class TrafficRing:
         Of the held-out texts with the same prompt, only the newest one is returned.
         """
         self.expire()
-        entries = self._entries.values()
-        learned = [entry.text for entry in entries if not entry.is_held_out]
-        held_out: dict[tuple[int, ...], Text] = {}
-        for text in (entry.text for entry in entries if entry.is_held_out):
-            held_out.pop(text.prompt, None)  # the order is that of the newest texts
-            held_out[text.prompt] = text
+        learned: list[_Entry] = []
+        held_out: dict[tuple[int, ...], _Entry] = {}
+        for entry in self._entries.values():
+            if not entry.is_held_out:
+                learned.append(entry)
+                continue
+            held_out.pop(entry.text.prompt, None)  # the order is that of the newest texts
+            held_out[entry.text.prompt] = entry
+        to_learn = _spread(learned, max_learned)
+        to_compare = _spread(list(held_out.values()), max_held_out)
         return Traffic(
-            _chosen(learned, max_learned), _chosen(list(held_out.values()), max_held_out)
+            learned=tuple(entry.text for entry in to_learn),
+            held_out=tuple(entry.text for entry in to_compare),
+            tenants=tuple(sorted({entry.tenant for entry in to_learn + to_compare})),
         )
 
     def _drop_oldest(self) -> None:
         """Drop the oldest text of the tenant with the most tokens."""
         ((largest, _),) = self._tokens.most_common(1)
         entries = self._entries.items()
-        self._remove(next(key for key, entry in entries if entry.text.tenant == largest))
+        self._remove(next(key for key, entry in entries if entry.tenant == largest))
 
     def _remove(self, key: bytes) -> _Entry | None:
         entry = self._entries.pop(key, None)
         if entry is not None:
-            tenant, count = entry.text.tenant, len(entry.text.token_ids)
-            self._tokens[tenant] -= count
-            if not self._tokens[tenant]:
-                del self._tokens[tenant]
+            self._tokens[entry.tenant] -= len(entry.text.token_ids)
+            if not self._tokens[entry.tenant]:
+                del self._tokens[entry.tenant]
         return entry
 
 
@@ -149,10 +148,73 @@ def _bytes(token_ids: Sequence[int]) -> bytes:
     return np.asarray(token_ids, np.int64).tobytes()
 
 
-def _chosen(texts: Sequence[Text], count: int) -> tuple[Text, ...]:
-    """Return the newest half of `count` texts, and as many of the others at equal distances."""
+def _spread(entries: Sequence[_Entry], count: int) -> list[_Entry]:
+    """Return the newest half of `count` entries, and as many of the others at equal distances."""
     num_newest = count - count // 2
-    rest, newest = texts[:-num_newest], texts[-num_newest:]
+    rest, newest = entries[:-num_newest], entries[-num_newest:]
     number = min(count // 2, len(rest))
-    indices: Iterable[int] = (len(rest) * index // number for index in range(number))
-    return (*(rest[index] for index in indices), *newest)
+    return [*(rest[len(rest) * index // number] for index in range(number)), *newest]
+
+
+class _Rate(NamedTuple):
+    """Tokens per decoding step, and the variance of its logarithm."""
+
+    value: float
+    variance: float
+
+
+class AcceptanceWatch:
+    """Compares the tau of requests before and after a change of the drafter.
+
+    A change of the traffic at the same time may look like a worse drafter. The earlier drafter is
+    then used again, which does no harm.
+    """
+
+    def __init__(self) -> None:
+        self._recent: deque[tuple[int, int]] = deque(maxlen=LOOKS[-1])
+        self._before: _Rate | None = None
+
+    @property
+    def is_watching(self) -> bool:
+        return self._before is not None
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether there are enough requests to compare later ones with."""
+        return len(self._recent) >= LOOKS[0]
+
+    def changed(self, *, watch: bool) -> None:
+        """Record that later requests are drafted with other weights."""
+        self._before = _rate(list(self._recent)) if watch and self.is_ready else None
+        self._recent.clear()
+
+    def add(self, num_tokens: int, num_steps: int) -> Finding:
+        """Add a request, and return what is known about the change.
+
+        Args:
+            num_steps: number of decoding steps, all of which have drafted.
+        """
+        if not num_steps:
+            return "waiting"
+        self._recent.append((num_tokens, num_steps))
+        if self._before is None or len(self._recent) not in LOOKS:
+            return "waiting"
+        after = _rate(list(self._recent))
+        change = np.log(after.value / self._before.value)
+        if change < -QUANTILE * np.sqrt(after.variance + self._before.variance):
+            self._before = None
+            return "worse"
+        if len(self._recent) < LOOKS[-1]:
+            return "waiting"
+        self._before = None
+        return "good"
+
+
+def _rate(requests: list[tuple[int, int]]) -> _Rate:
+    """Return the ratio of sums, and the variance of its logarithm by the delta method."""
+    tokens, steps = np.array(requests, float).T
+    ratio = tokens.sum() / steps.sum()
+    residual = tokens - ratio * steps
+    count = len(requests)
+    variance = residual.var(ddof=1) / count / tokens.mean() ** 2
+    return _Rate(float(ratio), float(variance))

@@ -82,29 +82,27 @@ class VersionFolder:
         return record
 
     def record(self, number: int) -> VersionRecord:
-        """Return the record of a version."""
         path = self._path_of(number) / _RECORD
         try:
             with path.open("rb") as file:
-                found = VersionRecord.model_validate_json(file.read(_MOST_RECORD_BYTES))
+                record = VersionRecord.model_validate_json(file.read(_MOST_RECORD_BYTES))
         except (OSError, ValidationError) as error:
             raise _unusable(path, "a complete record", type(error).__name__) from error
-        if (found.number, found.identity) != (number, self.identity):
-            got = f"version {found.number} of drafter {found.identity}"
+        if (record.number, record.identity) != (number, self.identity):
+            got = f"version {record.number} of drafter {record.identity}"
             raise _unusable(path, f"version {number} of drafter {self.identity}", got)
-        return found
+        return record
 
     def read(self, number: int) -> Version:
-        """Return a version."""
         record = self.record(number)
         path = self._path_of(number) / _WEIGHTS
         try:
             data = path.read_bytes()
         except OSError as error:
             raise _unusable(path, "a file", error.strerror) from error
-        found = sha256(data).hexdigest()
-        if found != record.sha256:
-            raise _unusable(path, f"the hash {record.sha256[:12]}", found[:12])
+        digest = sha256(data).hexdigest()
+        if digest != record.sha256:
+            raise _unusable(path, f"the hash {record.sha256[:12]}", digest[:12])
         try:
             return Version(record, load(data))
         except SafetensorError as error:

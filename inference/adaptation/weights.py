@@ -67,24 +67,26 @@ class ReplaceableWeights:
     def __init__(self, model: nn.Module) -> None:
         parameters = dict(model.named_parameters())
         self._current = {name: parameters[name] for name in adapted_names(model)}
-        self._own = {name: weight.detach().clone() for name, weight in self._current.items()}
+        self._original = {name: weight.detach().clone() for name, weight in self._current.items()}
 
     def check(self, weights: Mapping[str, Tensor]) -> None:
         """Check weights before they are used."""
-        expected = {name: tuple(weight.shape) for name, weight in self._own.items()}
-        found = {name: tuple(weight.shape) for name, weight in weights.items()}
-        if found != expected:
-            wrong = sorted(name for name in {*found, *expected} if _differs(name, found, expected))
+        expected = {name: tuple(weight.shape) for name, weight in self._original.items()}
+        shapes = {name: tuple(weight.shape) for name, weight in weights.items()}
+        if shapes != expected:
+            names = {*shapes, *expected}
+            wrong = min(name for name in names if shapes.get(name) != expected.get(name))
             raise CheckpointError(
                 "the weights do not belong to this drafter",
-                expected=f"{wrong[0]} of shape {expected.get(wrong[0], 'none')}",
-                got=found.get(wrong[0], "none"),
+                expected=f"{wrong} of shape {expected.get(wrong, 'none')}",
+                got=shapes.get(wrong, "none"),
             )
         for name, weight in weights.items():
-            if not weight.is_floating_point() or not _is_finite(weight, self._own[name].dtype):
+            dtype = self._original[name].dtype
+            if not weight.is_floating_point() or not weight.to(dtype).isfinite().all():
                 raise CheckpointError(
                     "the weights cannot be used",
-                    expected=f"finite numbers of {self._own[name].dtype}",
+                    expected=f"finite numbers of {dtype}",
                     got=f"other values in {name}",
                 )
 
@@ -97,16 +99,8 @@ class ReplaceableWeights:
         """
         try:
             for name, weight in self._current.items():
-                weight.copy_(self._own[name] if weights is None else weights[name])
+                weight.copy_(self._original[name] if weights is None else weights[name])
         except BaseException:
             for name, weight in self._current.items():
-                weight.copy_(self._own[name])
+                weight.copy_(self._original[name])
             raise
-
-
-def _differs(name: str, one: Mapping[str, object], other: Mapping[str, object]) -> bool:
-    return one.get(name) != other.get(name)
-
-
-def _is_finite(weight: Tensor, dtype: torch.dtype) -> bool:
-    return bool(weight.to(dtype).isfinite().all())

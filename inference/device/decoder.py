@@ -7,14 +7,14 @@ from typing import Any, Literal
 
 from pydantic import ValidationError
 
-from inference.device.link import ServerLink
-from inference.device.loading import (
+from inference.device.drafting import (
     check_reads_tokens,
     check_vocab_size,
     check_writes_alone,
     device_drafter,
     memory_request,
 )
+from inference.device.link import ServerLink
 from inference.device.offline_text import OfflineText, OfflineWriting
 from inference.device.text import RemoteOutput, RemoteStep, RemoteText
 from inference.drafters.trained.drafter import TrainedDrafter
@@ -99,15 +99,12 @@ class RemoteDecoder:
         )
 
     def __enter__(self) -> "RemoteDecoder":
-        """Return the decoder; the end of the block closes its connections."""
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Close all connections."""
         self.close()
 
     def close(self) -> None:
-        """Close all connections."""
         self._link.close()
 
     def generate(
@@ -180,7 +177,6 @@ def _request(
     stop: Sequence[str] = (),
     **sampling: Any,
 ) -> OpenSession:
-    """Return the message that opens a session."""
     try:
         return OpenSession(
             prompt=_messages(prompt),

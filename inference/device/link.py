@@ -13,7 +13,7 @@ import numpy as np
 from jaxtyping import UInt8
 from pydantic import BaseModel, ValidationError
 
-from inference.client.client import described, refused_key, seconds_to_wait, server_address
+from inference.client import describe, key_error, seconds_to_wait, server_address
 from inference.remote.memory_rows import decode_with_rows
 from inference.remote.messages import (
     MemoryRows,
@@ -62,8 +62,6 @@ class LinkTraffic:
 
 
 class _Problem(BaseModel):
-    """The error in a response of the server."""
-
     message: str
     code: str | None = None
 
@@ -84,34 +82,6 @@ class Unanswered(ResourceError):
     is_at_work = False
 
 
-class _Attempts:
-    """The pauses and time limits of a request that is repeated.
-
-    A connection may be lost without a sign of it, so an answer that is late is asked for again. It
-    may also take long, so each attempt waits twice as long as the one before.
-    """
-
-    def __init__(self, patience: float) -> None:
-        self.seconds = _FIRST_WAIT
-        self._patience = patience
-        self._started = time.monotonic()
-        self._pause = _FIRST_PAUSE
-
-    def wait(self, failure: Unanswered) -> None:
-        """Wait until the next attempt, or raise the failure if patience has ended.
-
-        Patience does not end while the server reads a prompt.
-        """
-        patience = max(self._patience, _SECONDS_OF_WORK if failure.is_at_work else 0.0)
-        left = patience - (time.monotonic() - self._started)
-        if left <= 0:
-            raise failure
-        pause = max(failure.seconds, self._pause * (1 + random.random()))
-        time.sleep(min(pause, left))
-        self._pause = min(2 * self._pause, _LONGEST_PAUSE)
-        self.seconds = min(2 * self.seconds, _LONGEST_WAIT)
-
-
 class ServerLink:
     """The connection to one server; thread-safe."""
 
@@ -125,7 +95,6 @@ class ServerLink:
         )
 
     def close(self) -> None:
-        """Close all connections."""
         self._http.close()
 
     def info(self) -> VerifierInfo:
@@ -205,25 +174,35 @@ class ServerLink:
         An answer that cannot be read, or an error that the server has not written, is not final: a
         page of a proxy, for example, may take the place of the server's answer while the server is
         restarted, and the same request can be sent again.
+
+        A connection may be lost without a sign of it, so an answer that is late is asked for again.
+        It may also take long, so each attempt waits twice as long as the one before. Patience does
+        not end while the server reads a prompt.
         """
-        attempts = _Attempts(self._patience if patience is None else patience)
+        started, pause, seconds = time.monotonic(), _FIRST_PAUSE, _FIRST_WAIT
         while True:
             try:
-                response = self._response(method, path, body, traffic, attempts.seconds)
+                response = self._response(method, path, body, traffic, seconds)
                 if response.is_success:
                     return read(response.content)
                 break
             except MessageError as error:
-                failure = self._unreadable(described(error))
+                failure = self._unreadable(describe(error))
             except Unanswered as error:
                 failure = error
-            attempts.wait(failure)
+            allowed = self._patience if patience is None else patience
+            allowed = max(allowed, _SECONDS_OF_WORK if failure.is_at_work else 0.0)
+            left = allowed - (time.monotonic() - started)
+            if left <= 0:
+                raise failure
+            time.sleep(min(max(failure.seconds, pause * (1 + random.random())), left))
             if traffic.has_ended:
                 raise failure
             traffic.num_repeats += 1
+            pause, seconds = min(2 * pause, _LONGEST_PAUSE), min(2 * seconds, _LONGEST_WAIT)
         if path.startswith(_SESSIONS) and response.status_code in _GONE:
             return None
-        raise self._refused(path, response)
+        raise self._error_of(path, response)
 
     def _response(
         self, method: str, path: str, body: bytes, traffic: LinkTraffic, seconds: float
@@ -237,7 +216,7 @@ class ServerLink:
         except httpx2.HTTPError as error:
             failure = Unanswered(
                 f"cannot reach the server at {self.url}",
-                got=described(error),
+                got=describe(error),
                 remedy="start the server, or check the URL",
             )
             failure.is_at_work = method == "POST" and isinstance(error, httpx2.ReadTimeout)
@@ -249,11 +228,10 @@ class ServerLink:
             raise self._unreadable(f"status {response.status_code}")
         return response
 
-    def _refused(self, path: str, response: httpx2.Response) -> JakiroError:
-        """Return the error for a response that is final."""
+    def _error_of(self, path: str, response: httpx2.Response) -> JakiroError:
         status, problem = response.status_code, _problem(response)
         if status in _REFUSED:
-            return refused_key(self.url, status, has_key=self._has_key)
+            return key_error(self.url, status, has_key=self._has_key)
         if path.startswith(_SESSIONS) and status in _WRONG:
             return MessageError(problem.code or "refused", problem.message, status=status)
         if status == httpx2.codes.NOT_FOUND:
@@ -269,7 +247,6 @@ class ServerLink:
         return ResourceError(f"the server at {self.url} has failed: {problem.message}")
 
     def _busy(self, response: httpx2.Response) -> Unanswered:
-        """Return the error for a server that cannot process a request at the moment."""
         problem = _problem(response).message.partition("; expected:")[0]
         failure = Unanswered(
             f"the server at {self.url} takes no requests at the moment",

@@ -3,30 +3,50 @@
 sent, no answer for some seconds --> written alone, token by token, until the answer or the limit
 verdict of the submitted tree    --> what continues it is the next step's tree
 verdict of that tree             --> tokens up to the first difference stay, and drafting continues
+
+    verified text, root | guess | sampled one by one
+                          ^ path of the submitted tree, which may turn out to be wrong
+
+The guess is a path of the tree that was submitted before the connection was lost. What follows it
+is drafted token by token, each from a distribution that is kept with it, with random numbers that
+nothing else uses. The verdict of the submitted tree comes first. If the provisional text begins
+with all of its tokens, the rest is submitted as the chain of the next step, and the target decides
+how much of it stays. A token after the guess was sampled independently of whether the guess was
+right, so the text follows the target's distribution.
 """
 
 from collections.abc import Callable, Generator, Iterator, Sequence
 from concurrent.futures import Future, wait
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, NamedTuple
 
+import numpy as np
+import torch
 from transformers import PreTrainedTokenizerBase
 
+from inference.device.drafting import DeviceDrafting, exported_folder
 from inference.device.link import AnsweredStep, Rows
-from inference.device.loading import exported_folder
-from inference.device.provisional import AloneWriter, ProvisionalText
 from inference.device.text import Answer, RemoteOutput, RemoteStep, RemoteText
+from inference.draft_tree import ROOT, CandidateKind, SequenceTree
+from inference.drafters.base import TokenSession
 from inference.drafters.names import LM, UntrainedName
+from inference.drafters.trained.chain import TrainedChain
+from inference.drafters.trained.drafter import TrainedSession
 from inference.engine.decode_step import BONUS, TARGET
 from inference.generation.incremental_text import IncrementalText
 from inference.generation.prompts import continued_tokens
-from inference.remote.client_session import ClientSession
+from inference.protocol import Budget
 from inference.remote.messages import SessionOpened
+from inference.remote.text_state import ClientSession
+from inference.remote.tree_frame import TreeTensors, integer_distribution, to_draft_tree
+from inference.sampling.random_numbers import StepRandom, StreamKey
 from jakiro.errors import ResourceError
 from jakiro.utils.logs import quiet_libraries
 from jakiro.utils.pretrained import load_tokenizer
 from jakiro.utils.progress import in_background
 from jakiro.utils.token_text import common_length
+
+_ALONE = 2  # stream of random numbers, besides those that accept and draft in a decoding step
 
 
 @dataclass(frozen=True)
@@ -96,26 +116,24 @@ class OfflineText(RemoteText):
         self._text = _GrowingText(self._session, None)  # of all tokens, while it writes
         self._num_attempts = 0
         self._most = 0  # largest number of provisional tokens
-        self._call: Future[Answer] | None = None  # the last request in the background
 
     def output(self) -> OfflineOutput:
-        """Return the output of the text, as far as it was verified."""
         return OfflineOutput(**vars(super().output()), provisional=self.counts)
 
-    def _awaited(self, ask: Callable[[], Answer]) -> Generator[RemoteStep, None, Answer]:
+    def _await_answer(self, ask: Callable[[], Answer]) -> Generator[RemoteStep, None, Answer]:
         """Return the answer to a request, and yield what is written alone until it arrives."""
         if not self._session.emitted:
-            return (yield from super()._awaited(ask))
-        call = self._call = in_background(ask)
+            return (yield from super()._await_answer(ask))
+        call = in_background(ask)
         with self._clock("verify"):
             wait([call], 0.0 if self._writer else self.options.after_seconds)
         if not call.done():
-            yield from self._written_alone(call)
+            yield from self._write_alone(call)
             with self._clock("verify"):
                 wait([call])
         return call.result()
 
-    def _written_alone(self, call: Future[Answer]) -> Iterator[RemoteStep]:
+    def _write_alone(self, call: Future[Answer]) -> Iterator[RemoteStep]:
         """Yield provisional tokens until the call has ended, or no more may be written."""
         if self._writer is None:
             yield from self._begin()
@@ -138,20 +156,24 @@ class OfflineText(RemoteText):
         session = self._session
         assert session.opened is not None, "the first answer is awaited"
         self._text = self._verified_text()
-        known = self._provisional.token_ids  # part of the submitted tree, if there is one
+        shown = self._provisional.token_ids  # part of the submitted tree, if there is one
         new, text = list[int](), ""
         if self._tree is None:
-            self._text.push(known)
+            self._text.push(shown)
         else:
             path = [self._tree.token_ids[node] for node in self._tree.best_path()]
-            guess, _ = self._text.push(path[: len(known)])
-            new, text = self._text.push(path[len(known) :])
+            guess, _ = self._text.push(path[: len(shown)])
+            new, text = self._text.push(path[len(shown) :])
             self._provisional = ProvisionalText([*guess, *new])
         left = session.request.max_tokens - len(session.emitted)
         self._most = min(self.options.max_tokens, session.opened.limits.max_chain, left)
         self._num_attempts += 1
         self._writer = AloneWriter(
-            self._own_drafting, session.token_ids, session.next_step, self._num_attempts, self._most
+            self._local_drafting,
+            session.token_ids,
+            session.next_step,
+            self._num_attempts,
+            self._most,
         )
         if new:
             self.counts.num_written += len(new)
@@ -163,7 +185,7 @@ class OfflineText(RemoteText):
         if not self._provisional.written:
             super()._draft()
             return
-        self._submit(self._provisional.chain(self._own_drafting.limits.max_chain))
+        self._submit(self._provisional.chain(self._local_drafting.limits.max_chain))
 
     def _apply(self, answer: SessionOpened | AnsweredStep | Rows) -> Iterator[RemoteStep]:
         """Apply an answer; a verdict ends the writing alone, and what is left is shown again."""
@@ -190,20 +212,9 @@ class OfflineText(RemoteText):
         return True
 
     def _verified_text(self) -> "_GrowingText":
-        """Return the text of the verified tokens."""
         text = _GrowingText(self._session, self.options.tokenizer)
         text.push(self._session.emitted)
         return text
-
-    def _close(self) -> None:
-        super()._close()
-        if self._call is not None:  # it may be opening a session, which nobody would end
-            self._call.add_done_callback(self._end_opened)
-
-    def _end_opened(self, call: Future[Answer]) -> None:
-        opened = None if call.exception() else call.result()
-        if isinstance(opened, SessionOpened) and opened.session != self._session.session_id:
-            self._link.end(opened.session)
 
     def _give_up(self, error: ResourceError) -> None:
         """End the text; its provisional tokens remain unverified."""
@@ -245,3 +256,147 @@ def _provisional_step(token_ids: list[int], text: str) -> RemoteStep:
     return RemoteStep(
         token_ids, depths, False, proposer_ids=proposers, text=text, is_verified=False
     )
+
+
+class ProvisionalToken(NamedTuple):
+    """A token that was written alone, with the distribution that it was sampled from."""
+
+    token_id: int
+    ids: tuple[int, ...] = ()  # empty if the token was selected without sampling
+    weights: tuple[int, ...] = ()  # integer weights of these ids
+
+    @classmethod
+    def of(cls, tree: SequenceTree) -> "ProvisionalToken | None":
+        """Return the only candidate of a tree; None if there is none."""
+        if not tree.children:
+            return None
+        token_id = tree.token_ids[tree.children[ROOT][0]]
+        if not tree.sampled:
+            return cls(token_id)
+        ids, weights = integer_distribution(tree, ROOT)
+        return cls(token_id, tuple(ids[weights > 0].tolist()), tuple(weights[weights > 0].tolist()))
+
+
+class ProvisionalText:
+    """The provisional tokens after the root.
+
+    Args:
+        guess: tokens that the submitted tree may turn out to emit; none if there is no such tree.
+    """
+
+    def __init__(self, guess: Sequence[int] = (), written: Sequence[ProvisionalToken] = ()) -> None:
+        self.guess = list(guess)
+        self.written = list(written)
+
+    @property
+    def token_ids(self) -> list[int]:
+        return [*self.guess, *(token.token_id for token in self.written)]
+
+    def after(self, emitted: Sequence[int]) -> "ProvisionalText":
+        """Return the provisional text after the tokens of the submitted tree's verdict.
+
+        It is empty unless the verdict emits the whole guess and the token that was written after
+        it, and contains only tokens that were written alone.
+        """
+        count = len(emitted)
+        if count <= len(self.guess) or self.token_ids[:count] != list(emitted):
+            return ProvisionalText()
+        return ProvisionalText(written=self.written[count - len(self.guess) :])
+
+    def chain(self, longest: int) -> SequenceTree:
+        """Return the written tokens as a draft tree with a single path."""
+        assert not self.guess, "the submitted tree comes first"
+        written = self.written[:longest]
+        sampled = [index for index, token in enumerate(written) if token.weights]
+        kinds = np.full(len(written), int(CandidateKind.DETERMINISTIC), np.uint8)
+        kinds[sampled] = int(CandidateKind.SAMPLED)
+        tensors = TreeTensors(
+            np.array([token.token_id for token in written], np.int32),
+            np.arange(len(written), dtype=np.int16) - 1,  # the first one is below the root
+            kinds,
+            np.array(sampled, np.int16) - 1,
+            _pad([written[index].ids for index in sampled]).astype(np.int32),
+            _pad([written[index].weights for index in sampled]).astype(np.uint16),
+        )
+        return to_draft_tree(tensors, torch.zeros(1, dtype=torch.long)).sequence_tree()
+
+
+class AloneWriter:
+    """Provisional tokens after verified ones, from the session of the drafter.
+
+    Args:
+        attempt: number of times that this text has been continued alone, including this time.
+        most: largest number of tokens.
+    """
+
+    @torch.inference_mode()
+    def __init__(
+        self,
+        drafting: DeviceDrafting,
+        token_ids: Sequence[int],
+        step: int,
+        attempt: int,
+        most: int,
+    ) -> None:
+        self._drafting = drafting
+        self._verified = list(token_ids)
+        self._step_key = drafting.sampling.stream_key(step)
+        self._attempt = attempt
+        self._count = 0
+        self._chain: TrainedChain | None = None
+        self._unread: list[int] = []  # verified tokens after the root of the chain
+        if not isinstance(drafting.session, TrainedSession):
+            drafting.advance(self._verified)
+            return
+        # The path begins at the last token before which all memory is here. If this token is far
+        # back, as without the memory of the prompt, the drafter would write nonsense.
+        root = drafting.num_readable
+        self._unread = self._verified[root + 1 :]
+        if root > 0 and len(self._unread) <= drafting.limits.largest:
+            drafting.advance(self._verified[: root + 1])
+            self._chain = TrainedChain(drafting.session, len(self._unread) + most)
+
+    @torch.inference_mode()
+    def next(self, provisional: Sequence[int]) -> ProvisionalToken | None:
+        """Return a token after provisional ones; None if the drafter has none."""
+        session = self._drafting.session
+        if session is None:
+            return None
+        if isinstance(session, TokenSession):  # which must not learn from provisional text
+            token_ids = session.draft_below(0, provisional, 1, 1).token_ids
+            return ProvisionalToken(int(token_ids[0])) if len(token_ids) else None
+        self._count += 1
+        key = alone_key(self._step_key, self._attempt, self._count)
+        random = StepRandom([key], self._drafting.device)
+        if not isinstance(session, TrainedSession):
+            self._drafting.advance([*self._verified, *provisional])
+            return ProvisionalToken.of(session.propose(Budget(1, 1), random).sequence_tree())
+        if self._chain is None:
+            return None
+        tree = self._chain.propose([*self._unread, *provisional], random).sequence_tree()
+        token = ProvisionalToken.of(tree)
+        if token is None:
+            self._chain = None  # it cannot be asked twice about the same tokens
+        return token
+
+    def stop(self) -> None:
+        """Let the drafter forget the provisional tokens, as far as it has stored them."""
+        self._drafting.rollback(len(self._verified) - 1)
+
+
+def alone_key(step_key: StreamKey, attempt: int, number: int) -> StreamKey:
+    """Return the key of the random numbers of a provisional token, which nothing else uses.
+
+    Whether earlier provisional tokens were kept depends on their random numbers, so these numbers
+    must not select other candidates.
+
+    Args:
+        attempt: number of times that the device has begun to write alone in this text.
+    """
+    return (*step_key, _ALONE, attempt, number)
+
+
+def _pad(rows: Sequence[Sequence[int]]) -> np.ndarray:
+    width = max(map(len, rows), default=0)
+    padded = [[*row, *[0] * (width - len(row))] for row in rows]
+    return np.array(padded).reshape(len(rows), width)

@@ -16,9 +16,9 @@ from inference.engine.decode_step import BONUS, TARGET, DecodeStep
 from inference.engine.stats import DecodeStats
 from inference.outputs import GenerateOutput
 from inference.protocol import Drafter, RequestTicket
-from inference.remote.client_session import ClientSession
 from inference.remote.memory_rows import MAX_ROWS, RowFormat
 from inference.remote.messages import OpenSession, SessionOpened
+from inference.remote.text_state import ClientSession
 from inference.remote.tree_frame import encode_step
 from jakiro.errors import ResourceError
 
@@ -100,7 +100,6 @@ class RemoteText:
         self._num_lost = 0  # sessions that were lost since anything arrived
 
     def steps(self) -> Generator[RemoteStep, None, None]:
-        """Yield the steps as their verdicts arrive."""
         started = time.monotonic()
         try:
             while not (self._session.is_finished or self.error):
@@ -112,7 +111,6 @@ class RemoteText:
             self._close()
 
     def output(self) -> RemoteOutput:
-        """Return the output of the text, as far as it was written."""
         session = self._session
         return RemoteOutput(
             sequences=torch.tensor([session.token_ids]),
@@ -136,7 +134,6 @@ class RemoteText:
             self._give_up(error)
 
     def _give_up(self, error: ResourceError) -> None:
-        """End the text with what was verified."""
         self.error = error
 
     def _next(self) -> Iterator[RemoteStep]:
@@ -145,7 +142,7 @@ class RemoteText:
             with self._clock("draft"):
                 self._draft()
             return
-        answer = yield from self._awaited(ask)
+        answer = yield from self._await_answer(ask)
         if answer is None:
             self._lose_session()
         else:
@@ -161,12 +158,12 @@ class RemoteText:
         if tree is not None:
             step = session.next_step
             return partial(link.submit, session_id, step, tree.body, traffic, has_rows)
-        begin, end = self._own_drafting.num_readable, len(session.token_ids) - 1
+        begin, end = self._local_drafting.num_readable, len(session.token_ids) - 1
         if has_rows and begin < end:
             return partial(link.memory, session_id, begin, min(end, begin + MAX_ROWS), traffic)
         return None
 
-    def _awaited(self, ask: Callable[[], Answer]) -> Generator[RemoteStep, None, Answer]:
+    def _await_answer(self, ask: Callable[[], Answer]) -> Generator[RemoteStep, None, Answer]:
         """Return the answer to a request; a subclass may yield steps meanwhile."""
         with self._clock("verify" if self._session.submitted else "prefill"):
             answer = ask()
@@ -176,16 +173,15 @@ class RemoteText:
     def _apply(self, answer: SessionOpened | AnsweredStep | Rows) -> Iterator[RemoteStep]:
         """Apply an answer, and yield its step if there is one."""
         if isinstance(answer, SessionOpened):
-            yield from self._opened(answer)
+            yield from self._on_opened(answer)
             return
         self._num_lost = 0
         if isinstance(answer, AnsweredStep):
-            yield self._verified(answer)
+            yield self._on_verdict(answer)
         else:
-            self._own_drafting.add_rows(answer)
+            self._local_drafting.add_rows(answer)
 
     def _lose_session(self) -> None:
-        """Open another session next."""
         self._num_lost += 1
         if self._num_lost > _MOST_LOST:
             raise ResourceError(
@@ -196,7 +192,7 @@ class RemoteText:
         self._link.pause_after_losses(self._num_lost)
         self._session.on_gone()
 
-    def _opened(self, opened: SessionOpened) -> Iterator[RemoteStep]:
+    def _on_opened(self, opened: SessionOpened) -> Iterator[RemoteStep]:
         """Yield the first token, unless the text goes on."""
         session = self._session
         is_first = session.opened is None
@@ -209,7 +205,7 @@ class RemoteText:
 
     def _draft(self) -> None:
         session = self._session
-        self._submit(self._own_drafting.tree(session.token_ids, session.next_step))
+        self._submit(self._local_drafting.tree(session.token_ids, session.next_step))
 
     def _submit(self, tree: SequenceTree) -> None:
         """Bind the next step to a tree."""
@@ -217,7 +213,7 @@ class RemoteText:
         self._session.submit(encode_step(len(token_ids) - 1, token_ids[-1], tree))
 
     @property
-    def _own_drafting(self) -> DeviceDrafting:
+    def _local_drafting(self) -> DeviceDrafting:
         """The drafter's side, which is made when it is first used."""
         if self._drafting is None:
             session = self._session
@@ -227,12 +223,12 @@ class RemoteText:
             )
         return self._drafting
 
-    def _verified(self, answered: AnsweredStep) -> RemoteStep:
+    def _on_verdict(self, answered: AnsweredStep) -> RemoteStep:
         verdict, tree = answered.verdict, self._tree
         emitted = self._session.on_verdict(verdict)
         assert tree is not None, "the verdict is that of a submitted tree"
         if answered.rows is not None:
-            self._own_drafting.add_rows(answered.rows)
+            self._local_drafting.add_rows(answered.rows)
         self._tree = None  # nothing is submitted
         path = tree.follow(emitted[: verdict.num_accepted])
         num_others = len(emitted) - len(path)
@@ -251,7 +247,6 @@ class RemoteText:
 
     @contextmanager
     def _clock(self, part: str) -> Iterator[None]:
-        """Add the seconds of the block to the statistics."""
         started = time.monotonic()
         try:
             yield

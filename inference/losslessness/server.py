@@ -17,7 +17,7 @@ from jaxtyping import Float
 from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from inference.client.client import ServerAnswer, ServerClient, ServerPrompt
+from inference.client import ServerAnswer, ServerClient, ServerPrompt
 from inference.generation.prompts import Prompt, encode_prompt
 from inference.losslessness.records import (
     Check,

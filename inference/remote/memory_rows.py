@@ -12,8 +12,15 @@ import torch
 from jaxtyping import Float, UInt8
 from torch import Tensor
 
-from inference.remote.frames import TensorSpec, decode_frame, encode_frame
-from inference.remote.messages import MessageT, RowDtype, RowEncoding, WireMessage
+from inference.remote.messages import (
+    MessageT,
+    RowDtype,
+    RowEncoding,
+    TensorSpec,
+    WireMessage,
+    decode_frame,
+    encode_frame,
+)
 from jakiro.target.int8 import GROUP, Int8Rows, num_groups, quantized_rows, restored_rows
 
 MAX_ROWS = 256  # largest number of rows that are fetched at once
@@ -35,22 +42,20 @@ class RowFormat(NamedTuple):
 
     @property
     def num_bytes(self) -> int:
-        """The size of a row."""
         if self.encoding == "int8":
             return num_groups(sum(self._sizes)) * (GROUP + torch.float16.itemsize)
         return sum(self._sizes) * self._float.itemsize
 
-    def encoded(
+    def encode(
         self, memory: Sequence[Float[Tensor, "1 _ tokens _"]]
     ) -> UInt8[np.ndarray, "tokens bytes"]:
-        """Return the rows of consecutive tokens."""
         parts = [part[0].transpose(0, 1).flatten(1) for part in memory]
         values = torch.cat(parts, dim=1).cpu()
         if self.encoding != "int8":
             return _bytes_of(values.to(self._float))
         return np.concatenate([_bytes_of(part) for part in quantized_rows(values)], axis=1)
 
-    def decoded(
+    def decode(
         self, rows: UInt8[np.ndarray, "tokens bytes"]
     ) -> tuple[Float[Tensor, "1 _ tokens _"], ...]:
         """Return the encoded memory of rows, in the dtype of this format."""
@@ -68,7 +73,6 @@ class RowFormat(NamedTuple):
 
     @property
     def _sizes(self) -> list[int]:
-        """The number of values of each part of a row."""
         return [heads * dim for heads, dim in self.shapes]
 
     @property

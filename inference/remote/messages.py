@@ -1,13 +1,24 @@
-"""The messages between a device that drafts and a server that verifies, and errors about them."""
+"""The messages between a device that drafts and a server that verifies, and errors about them.
 
+A message with tensors is sent as a frame: the bytes of a safetensors file with the message in its
+metadata. Other messages are JSON.
+"""
+
+import json
+from collections.abc import Mapping
 from secrets import token_hex
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any, Literal, NamedTuple, TypeVar
 
+import numpy as np
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
+from safetensors import SafetensorError
+from safetensors.numpy import load, save
 
 from jakiro.errors import JakiroError
 
 PROTOCOL: Literal[1] = 1
+MESSAGE_KEY = "jakiro"  # name of the message in the metadata of a frame
+_PREFIX = 8  # bytes of the length of a frame's header, little-endian
 
 TokenId = Annotated[int, Field(ge=0, lt=2**31)]
 Count = Annotated[int, Field(ge=0, lt=2**31)]
@@ -62,8 +73,6 @@ Temperature = Annotated[float, Field(ge=0, le=2), AfterValidator(_zero_or_large_
 
 
 class ChatMessage(WireMessage):
-    """A message of a chat."""
-
     role: Literal["system", "user", "assistant"]
     content: str
 
@@ -195,3 +204,39 @@ def parse_message(body: bytes | str, kind: type[MessageT]) -> MessageT:
         raise MessageError(
             "malformed_message", f"{field} of {kind.__name__} is wrong", got=first["msg"]
         ) from error
+
+
+class TensorSpec(NamedTuple):
+    """The dtype and the number of axes of a tensor."""
+
+    dtype: type[np.generic]
+    num_axes: int
+
+
+def encode_frame(message: WireMessage, tensors: Mapping[str, np.ndarray]) -> bytes:
+    contiguous = {name: np.ascontiguousarray(tensor) for name, tensor in tensors.items()}
+    return save(contiguous, {MESSAGE_KEY: message.model_dump_json()})
+
+
+def decode_frame(
+    body: bytes, kind: type[MessageT], specs: Mapping[str, TensorSpec]
+) -> tuple[MessageT, dict[str, np.ndarray]]:
+    """Return the message and the tensors of a frame from another machine.
+
+    Args:
+        specs: dtype and number of axes of each tensor, all of which must be there.
+    """
+    try:
+        tensors = load(body)
+        end = _PREFIX + int.from_bytes(body[:_PREFIX], "little")
+        message: Any = json.loads(body[_PREFIX:end])["__metadata__"][MESSAGE_KEY]
+    except (SafetensorError, KeyError, ValueError) as error:
+        raise _malformed(str(error)) from error
+    got = {name: TensorSpec(tensor.dtype.type, tensor.ndim) for name, tensor in tensors.items()}
+    if got != specs:
+        raise _malformed(f"the tensors {got}")
+    return parse_message(message, kind), tensors
+
+
+def _malformed(got: str) -> MessageError:
+    return MessageError("malformed_frame", "the bytes are not a frame", got=got[:200])

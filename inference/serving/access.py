@@ -31,8 +31,8 @@ class ApiKeys:
     def __init__(self, keys: Iterable[str] = (), file: Path | None = None) -> None:
         self._hashes = {f"key {n}": _hash(key) for n, key in enumerate(keys, 1)}
         if file is not None:
-            for name, known in load_settings(KeysFile, file).keys.items():
-                self._hashes[name] = known.get_secret_value().lower().encode()
+            for name, hashed in load_settings(KeysFile, file).keys.items():
+                self._hashes[name] = hashed.get_secret_value().lower().encode()
                 if len(self._hashes[name]) != _HASH_DIGITS:  # it may be the key itself
                     raise ConfigError(f"the hash of {name} in {file} has not {_HASH_DIGITS} digits")
 
@@ -48,9 +48,9 @@ class ApiKeys:
         """
         if not self._hashes:
             return EVERYONE
-        scheme, _, key = authorization.partition(" ")
-        sent = _hash(key.strip())
-        users = [user for user, known in self._hashes.items() if hmac.compare_digest(sent, known)]
+        scheme, _, sent_key = authorization.partition(" ")
+        sent = _hash(sent_key.strip())
+        users = [user for user, key in self._hashes.items() if hmac.compare_digest(sent, key)]
         return users[0] if users and scheme.lower() == "bearer" else None
 
 
@@ -69,7 +69,6 @@ class AccessCheck:
         self._keys, self._origins = keys, origins
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer a request, or refuse it."""
         try:
             headers = Headers(scope=scope)
             self._check_origin(headers)
@@ -117,7 +116,6 @@ class BodyLimit:
         self._max_bytes = max_bytes
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer a request, or refuse it."""
         size = 0
 
         async def limited() -> Message:

@@ -30,7 +30,6 @@ class ApiError(Exception):
 
     @property
     def response(self) -> JSONResponse:
-        """The response to the client."""
         return JSONResponse(self.body, self.status, self.headers)
 
 

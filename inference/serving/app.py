@@ -1,4 +1,4 @@
-"""The routes of the server, the handlers of short requests, and the order of the checks."""
+"""The routes of the server, its playground, handlers of short requests, and the order of checks."""
 
 from functools import partial
 from typing import Any
@@ -11,26 +11,46 @@ from starlette.middleware.trustedhost import TrustedHostMiddleware
 from starlette.requests import ClientDisconnect
 from starlette.requests import Request as HttpRequest
 from starlette.responses import JSONResponse, Response
-from starlette.routing import Route
+from starlette.routing import BaseRoute, Mount, Route
+from starlette.staticfiles import StaticFiles
 
 from inference.remote.messages import MessageError
 from inference.serving.access import AccessCheck, ApiKeys, BodyLimit
-from inference.serving.answers.answer import answer
-from inference.serving.answers.chat import ChatForm
-from inference.serving.answers.completions import CompletionForm
-from inference.serving.answers.events import Disconnected
+from inference.serving.answers.answer import Disconnected, answer
+from inference.serving.answers.formats import ChatForm, CompletionForm
 from inference.serving.api_error import ApiError
-from inference.serving.scheduling.loaded_model import LoadedModel
+from inference.serving.scheduling.engine_thread import LoadedModel
 from inference.serving.service import Service
 from inference.serving.settings import ServeSettings, is_loopback
-from inference.serving.static_page import page_routes
 from inference.serving.telemetry import CONTENT_TYPE
 
 _CLOSED = 499  # status in logs of requests whose client has disconnected
+_PAGE_FOLDER = ("inference.serving", "playground")
+_PAGE_POLICY = "; ".join(
+    (
+        "default-src 'none'",
+        "script-src 'self'",
+        "style-src 'self'",
+        "img-src 'self'",
+        "connect-src 'self'",
+        "base-uri 'none'",
+        "form-action 'none'",
+        "frame-ancestors 'none'",
+        # Text of a model can then never become markup, whatever the scripts do.
+        "require-trusted-types-for 'script'",
+        "trusted-types 'none'",
+    )
+)
+_PAGE_HEADERS = {
+    "cache-control": "no-cache",  # files may be stored, but must be compared by their ETag
+    "content-security-policy": _PAGE_POLICY,
+    "cross-origin-resource-policy": "same-origin",
+    "referrer-policy": "no-referrer",
+    "x-content-type-options": "nosniff",
+}
 
 
 async def list_models(request: HttpRequest) -> Response:
-    """Answer a request to `/v1/models`, or to `/v1/models/NAME`."""
     model: LoadedModel = request.app.state.service.model
     data = {
         "id": model.name,
@@ -82,7 +102,6 @@ _ROUTES = [
 
 
 def create_app(service: Service, keys: ApiKeys) -> Starlette:
-    """Return the application, as uvicorn runs it."""
     handlers: Any = {
         ApiError: _api_error,
         MessageError: _message_error,
@@ -92,7 +111,7 @@ def create_app(service: Service, keys: ApiKeys) -> Starlette:
         ClientDisconnect: _disconnected,
     }
     app = Starlette(
-        routes=[*_ROUTES, *(page_routes() if service.settings.playground else [])],
+        routes=[*_ROUTES, *(_page_routes() if service.settings.playground else [])],
         middleware=_checks(service.settings, keys),
         exception_handlers=handlers,
     )
@@ -101,17 +120,10 @@ def create_app(service: Service, keys: ApiKeys) -> Starlette:
     app.router.redirect_slashes = False
     app.state.service = service
     if service.settings.remote_sessions:
-        _add_remote(app, service)
+        from inference.serving.remote.sessions import add_remote_routes
+
+        add_remote_routes(app, service)
     return app
-
-
-def _add_remote(app: Starlette, service: Service) -> None:
-    """Add the routes by which other machines draft, whose modules most servers do not need."""
-    from inference.serving.remote.routes import remote_routes
-    from inference.serving.remote.sessions import RemoteSessions
-
-    app.router.routes += remote_routes()
-    app.state.remote = RemoteSessions(service)
 
 
 def _checks(settings: ServeSettings, keys: ApiKeys) -> list[Middleware]:
@@ -145,8 +157,8 @@ async def _api_error(_request: HttpRequest, error: ApiError) -> Response:
     return error.response
 
 
-async def _message_error(request: HttpRequest, error: MessageError) -> Response:
-    return await _api_error(request, ApiError(error.status, str(error), code=error.code))
+async def _message_error(_request: HttpRequest, error: MessageError) -> Response:
+    return ApiError(error.status, str(error), code=error.code).response
 
 
 async def _http_error(request: HttpRequest, error: HTTPException) -> Response:
@@ -164,3 +176,17 @@ async def _internal_error(_request: HttpRequest, _error: Exception) -> Response:
 
 async def _disconnected(_request: HttpRequest, _error: Exception) -> Response:
     return Response(status_code=_CLOSED)
+
+
+class _Page(StaticFiles):
+    """Files with the headers of the page."""
+
+    def file_response(self, *args: Any, **options: Any) -> Response:
+        response = super().file_response(*args, **options)
+        response.headers.update(_PAGE_HEADERS)
+        return response
+
+
+def _page_routes() -> list[BaseRoute]:
+    page = _Page(packages=[_PAGE_FOLDER], html=True)
+    return [Route("/", page), Mount("/playground", _Page(packages=[_PAGE_FOLDER]))]

@@ -8,22 +8,24 @@ import sys
 from collections.abc import Callable
 from concurrent.futures import Future
 from types import FrameType
+from typing import TYPE_CHECKING
 
 import uvicorn
 
-from inference.decoder import SpeculativeDecoder
 from inference.generation.prompts import needed
 from inference.protocol import request_counter_of
 from inference.serving.access import ApiKeys
 from inference.serving.app import create_app
-from inference.serving.learning.adaptation import Adaptation, Learner
-from inference.serving.scheduling.engine_thread import EngineThread
-from inference.serving.scheduling.loaded_model import LoadedModel
+from inference.serving.scheduling.engine_thread import EngineThread, LoadedModel
 from inference.serving.service import Service
 from inference.serving.settings import ServeSettings
 from jakiro.errors import ConfigError, ResourceError
 from jakiro.utils.logs import get_logger
 from jakiro.utils.progress import in_background
+
+if TYPE_CHECKING:  # a server answers before the modules of models are imported
+    from inference.decoder import SpeculativeDecoder
+    from inference.serving.adaptation import Adaptation, Learner
 
 _logger = get_logger(__name__)
 
@@ -45,9 +47,9 @@ class Server(uvicorn.Server):
 
     def __init__(
         self,
-        load: Callable[[], SpeculativeDecoder],
+        load: Callable[[], "SpeculativeDecoder"],
         settings: ServeSettings,
-        learner: Learner | None = None,
+        learner: "Learner | None" = None,
     ) -> None:
         assert learner is not None or settings.adapt == "off"
         keys = ApiKeys((key.get_secret_value() for key in settings.api_keys), settings.keys_file)
@@ -68,7 +70,6 @@ class Server(uvicorn.Server):
 
     @property
     def url(self) -> str:
-        """The address of the interface."""
         host, port = self._socket.getsockname()[:2]
         scheme = "http" if self.service.settings.tls_cert is None else "https"
         return f"{scheme}://{f'[{host}]' if ':' in host else host}:{port}/v1"
@@ -80,7 +81,6 @@ class Server(uvicorn.Server):
 
     @property
     def is_loading(self) -> bool:
-        """Whether the thread that loads the model is still running."""
         return self._loading is not None and not self._loading.done()
 
     @property
@@ -133,17 +133,13 @@ class Server(uvicorn.Server):
             return
         model, adaptation = loading.result()
         _logger.info("%s", model)
-        if num_sessions := self.service.settings.remote_sessions:
-            from inference.serving.remote.sessions import memory_note
-
-            _logger.info("%s", memory_note(model, num_sessions))
         self.service.start(model, adaptation)
         if adaptation is not None:
             self._adapting = asyncio.create_task(adaptation.run())
         if not self.service.is_draining and not serving.done():
             on_ready(self.url)
 
-    def _open(self) -> tuple[LoadedModel, Adaptation | None]:
+    def _open(self) -> "tuple[LoadedModel, Adaptation | None]":
         """Return the model, whose caches are allocated, and the adaptation of its drafter, if any.
 
         This method runs in a thread of its own.
@@ -160,6 +156,8 @@ class Server(uvicorn.Server):
         model.details.hides_rejected = learns and has_others
         if settings.adapt == "off" or self._learner is None:
             return model, None
+        from inference.serving.adaptation import Adaptation
+
         try:
             return model, Adaptation(
                 model,
@@ -189,7 +187,6 @@ class Server(uvicorn.Server):
         return self.service.num_active == 0 or now >= self._drain_until
 
     async def _stop_adapting(self) -> None:
-        """End the process that learns, if there is one."""
         if self._adapting is not None:
             self._adapting.cancel()
             await asyncio.gather(self._adapting, return_exceptions=True)
@@ -252,10 +249,10 @@ def _config(service: Service, keys: ApiKeys) -> uvicorn.Config:
 
 
 def serve(
-    load: Callable[[], SpeculativeDecoder],
+    load: Callable[[], "SpeculativeDecoder"],
     settings: ServeSettings,
     on_ready: Callable[[str], object],
-    learner: Learner | None = None,
+    learner: "Learner | None" = None,
 ) -> int:
     """Serve a decoder until a signal arrives, and return the exit code.
 

@@ -8,8 +8,8 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, gene
 
 from inference.engine.stats import DecodeStats
 from inference.serving.answers.reply import Reply
-from inference.serving.scheduling.job import Job
-from inference.serving.scheduling.loaded_model import LoadedModel
+from inference.serving.scheduling.engine_thread import LoadedModel
+from inference.serving.scheduling.scheduler import Job
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 _SECONDS = (0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0)
@@ -68,7 +68,6 @@ class Telemetry:
         return seconds
 
     def page(self) -> bytes:
-        """Return all metrics as text."""
         if self._model is not None:
             self._identity.clear()  # the fingerprint changes when the drafter is adapted
             self._identity.labels(self._model.fingerprint).set(1)

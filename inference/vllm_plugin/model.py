@@ -160,8 +160,8 @@ class DraftNetwork(nn.Module):
 
     def _use_cache(self, vllm_config: VllmConfig, prefix: str) -> None:
         """Let the trunk attend to vLLM's cache."""
-        own, cross = self.trunk.self_attention, self.trunk.cross_attention
-        assert own is not None, "the export checks it"
+        itself, cross = self.trunk.self_attention, self.trunk.cross_attention
+        assert itself is not None, "the export checks it"
         first = vllm_config.model_config.get_total_num_hidden_layers()
         # If all layers of the target have a window, this config has it, too; a drafter has none.
         cache = copy(vllm_config.cache_config)
@@ -169,16 +169,16 @@ class DraftNetwork(nn.Module):
 
         def cached(index: int) -> CachedAttend:
             attention = Attention(
-                own.num_heads,
-                own.head_dim,
-                own.head_dim**-0.5,
-                num_kv_heads=own.num_kv_heads,
+                itself.num_heads,
+                itself.head_dim,
+                itself.head_dim**-0.5,
+                num_kv_heads=itself.num_kv_heads,
                 cache_config=cache,
                 prefix=maybe_prefix(prefix, f"layers.{first + index}.attn"),
             )
-            return CachedAttend(attention, own.head_dim)
+            return CachedAttend(attention, itself.head_dim)
 
-        own.attend = cached(0)
+        itself.attend = cached(0)
         if cross is not None:
             cross.attend = VerifiedAttend(cached(1), cached(2))
 

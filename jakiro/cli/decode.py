@@ -112,11 +112,12 @@ def serve(
     Each request must contain a key if there is a file of keys, or if the environment variable
     JAKIRO_API_KEY is set; it has several keys if they are separated by commas.
     """
-    from inference.serving.learning.adaptation import Learner
     from inference.serving.server import serve as serve_decoder
 
     learner = None
     if settings.adapt != "off":
+        from inference.serving.adaptation import Learner
+
         require_extra("train")  # of the process that learns
         command = (sys.executable, "-m", "training.online")
         name = drafter.removeprefix("drafter=")

@@ -124,7 +124,7 @@ def _verify_server(
     settings: VerifySettings,
     show_check: Callable[[Check], None],
 ) -> Report:
-    from inference.client.client import ServerClient
+    from inference.client import ServerClient
     from inference.losslessness.server import verify_server
     from jakiro.utils.pretrained import load_target
 

@@ -29,7 +29,7 @@ from inference.engine.acceptance import AcceptResult
 from inference.engine.request import Request, StopRule
 from inference.protocol import Budget, Committed, Drafter, DraftSession
 from inference.remote.integer_distribution import quantized
-from inference.remote.received_tree import to_draft_tree
+from inference.remote.tree_frame import to_draft_tree
 from inference.sampling.distribution import ProcessedDistribution
 from inference.sampling.options import Sampling
 from inference.sampling.random_numbers import ACCEPTING, DRAFTING, StepRandom, StreamKey

@@ -10,13 +10,12 @@ from helpers.tables import Prefix, Tables
 
 from inference import SpeculativeDecoder
 from inference.device.link import AnsweredStep, LinkTraffic, ServerLink
-from inference.device.provisional import ProvisionalText, ProvisionalToken
+from inference.device.offline_text import ProvisionalText, ProvisionalToken
 from inference.draft_tree import ROOT, SequenceTree
 from inference.generation.preparation import prepare_requests
-from inference.remote.client_session import ClientSession
 from inference.remote.integer_distribution import TOTAL, quantized
 from inference.remote.messages import OpenSession, SessionOpened, TreeLimits, Verdict, parse_message
-from inference.remote.step_book import StepBook
+from inference.remote.text_state import ClientSession, VerdictLog
 from inference.remote.tree_frame import decode_step, encode_step
 from inference.serving.remote.verification_session import VerificationSession
 
@@ -60,20 +59,20 @@ class OfflineSteps(RemoteSteps):
         return distribution_of(lambda chooser: self._two_steps(chooser, prefix))
 
     def _two_steps(self, chooser: Chooser, prefix: Prefix) -> Prefix:
-        device, book = opened_device(prefix), StepBook()
+        device, verdicts = opened_device(prefix), VerdictLog()
         tree = self.chain_of(self.token(chooser, prefix, Noise()))
         _submit(device, tree)
         provisional, noise = self.written_alone(
             chooser, prefix, [tree.token_ids[node] for node in tree.best_path()]
         )
-        first = tuple(device.on_verdict(self._verdict(chooser, book, device, prefix)))
+        first = tuple(device.on_verdict(self._verdict(chooser, verdicts, device, prefix)))
         rest = self.rest_of(provisional, list(first))
         if rest.written:
             chain = rest.chain(LIMITS.max_chain)
         else:
             chain = self.next_tree(chooser, prefix + first, noise)
         _submit(device, chain)
-        second = device.on_verdict(self._verdict(chooser, book, device, prefix + first))
+        second = device.on_verdict(self._verdict(chooser, verdicts, device, prefix + first))
         return first + tuple(second)
 
     def distribution(self, prefix: Prefix) -> tuple[list[int], np.ndarray]:
@@ -116,6 +115,41 @@ def _submit(device: ClientSession, tree: SequenceTree) -> None:
     device.submit(encode_step(len(token_ids) - 1, token_ids[-1], tree))
 
 
+def open_here(
+    decoder: SpeculativeDecoder, request: OpenSession
+) -> tuple[VerificationSession, SessionOpened]:
+    """Return both ends of a new session: its server's side, and the answer to the device."""
+    target, limits = decoder.target, TreeLimits()
+    assert not isinstance(request.prompt, str)
+    assert decoder.tokenizer is not None
+    (prepared,), _config = prepare_requests(
+        target.model,
+        [request.prompt],
+        {
+            "max_new_tokens": request.max_tokens,
+            **({} if request.top_k is None else {"top_k": request.top_k}),
+        },
+        temperature=request.temperature,
+        seed=request.seed,
+        max_position=target.spec.max_position,
+    )
+    server = VerificationSession(target, prepared, decoder.tokenizer, limits, request.resume)
+    while not server.is_open:
+        server.read_chunk()
+    return server, SessionOpened(
+        session="a",
+        fingerprint="target",
+        samples=True,
+        prompt_token_ids=request.prompt,
+        emitted=server.emitted,
+        text=server.text,
+        finished=server.is_finished,
+        next_step=server.verdicts.next_step,
+        limits=limits,
+        end_ids=sorted(prepared.stop.eos_ids),
+    )
+
+
 class InProcessLink(ServerLink):
     """A server in the same process, whose answers to steps come once `is_answering` is set."""
 
@@ -127,32 +161,8 @@ class InProcessLink(ServerLink):
 
     def open(self, request: OpenSession, _: LinkTraffic) -> SessionOpened:
         """Return the answer of the server."""
-        own, limits = self._decoder, TreeLimits()
-        assert isinstance(request.prompt, list)
-        (prepared,), _config = prepare_requests(
-            own.target.model,
-            [request.prompt],
-            {"max_new_tokens": request.max_tokens, "top_k": request.top_k},
-            temperature=request.temperature,
-            seed=request.seed,
-            max_position=own.target.spec.max_position,
-        )
-        assert own.tokenizer is not None
-        self._server = server = VerificationSession(own.target, prepared, own.tokenizer, limits)
-        while not server.is_open:
-            server.read_chunk()
-        return SessionOpened(
-            session="a",
-            fingerprint="target",
-            samples=True,
-            prompt_token_ids=request.prompt,
-            emitted=server.emitted,
-            text=server.text,
-            finished=server.is_finished,
-            next_step=1,
-            limits=limits,
-            end_ids=sorted(prepared.stop.eos_ids),
-        )
+        self._server, opened = open_here(self._decoder, request)
+        return opened
 
     def submit(self, _: str, step: int, body: bytes, *__: Any) -> AnsweredStep:
         """Return the answer of the server."""

@@ -1,6 +1,7 @@
 """Trees on their way to a server: small ones by hand, and exact enumeration of whole steps."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import cache
 
 import numpy as np
@@ -10,13 +11,21 @@ from helpers.tables import Prefix, Tables, no_processors, one_by_one
 
 from inference.draft_tree import ROOT, CandidateKind, SequenceTree
 from inference.drafters.candidates import to_tree
+from inference.drafters.delegating import DelegatingDrafter
 from inference.drafters.lookup import LookupDrafter
-from inference.remote.client_session import ClientSession
+from inference.protocol import DraftSession
 from inference.remote.integer_distribution import TOTAL, quantized
 from inference.remote.messages import OpenSession, SessionOpened, TreeLimits, Verdict, parse_message
-from inference.remote.received_tree import receive_tree, to_draft_tree
-from inference.remote.step_book import StepBook
-from inference.remote.tree_frame import SubmittedTree, TreeTensors, decode_step, encode_step
+from inference.remote.text_state import ClientSession, VerdictLog
+from inference.remote.tree_frame import (
+    SubmittedTree,
+    TreeTensors,
+    decode_step,
+    encode_step,
+    receive_tree,
+    to_draft_tree,
+)
+from inference.sampling.options import Sampling
 
 LIMITS = TreeLimits(max_nodes=8, max_depth=4, max_support=8)
 VOCAB = 8
@@ -61,6 +70,14 @@ def mixed() -> TreeTensors:
 def sequence_tree(tree: TreeTensors) -> SequenceTree:
     """Return a tree as acceptance reads it."""
     return to_draft_tree(tree, torch.tensor([2])).sequence_tree()
+
+
+class QuantizedDrafter(DelegatingDrafter):
+    """A drafter that samples from integer weights, as on a device."""
+
+    def new_session(self, sampling: Sampling, capacity: int, batch: int = 1) -> DraftSession:
+        """Return a session of the wrapped drafter."""
+        return self.drafter.new_session(replace(sampling, quantizes_drafts=True), capacity, batch)
 
 
 def looked_up(token_ids: list[int]) -> SubmittedTree:
@@ -116,13 +133,13 @@ class RemoteSteps:
         tables: Tables,
         loss: Callable[[int], float] = lambda _: 0.0,
         sample: Sample = from_weights,
-        book: type[StepBook] = StepBook,
+        verdicts: type[VerdictLog] = VerdictLog,
         redrafts: bool = False,
         children: int = 1,
         support: int = 2,
     ) -> None:
         self.tables, self.loss, self.sample = tables, loss, sample
-        self.book, self.redrafts = book, redrafts
+        self.verdicts, self.redrafts = verdicts, redrafts
         self.children, self.support = children, support
         self._accepted = cache(self._accept)
         self._decoded = cache(decode_step)
@@ -132,13 +149,13 @@ class RemoteSteps:
         return distribution_of(lambda chooser: self._step(chooser, prefix))
 
     def _step(self, chooser: Chooser, prefix: Prefix) -> Prefix:
-        device, book = opened_device(prefix), self.book()
+        device, verdicts = opened_device(prefix), self.verdicts()
         is_lost = False
         while True:
             if device.submitted is None:
                 tree = sequence_tree(self._tree(chooser, prefix))
                 device.submit(encode_step(len(prefix) - 1, prefix[-1], tree))
-            verdict = self._verdict(chooser, book, device, prefix)
+            verdict = self._verdict(chooser, verdicts, device, prefix)
             if not is_lost and chooser.accept(self.loss(len(verdict.emitted))):
                 is_lost = True
                 device.submitted = None if self.redrafts else device.submitted
@@ -173,13 +190,13 @@ class RemoteSteps:
         return ids, weights.tolist(), [ids[column] for column in columns]
 
     def _verdict(
-        self, chooser: Chooser, book: StepBook, device: ClientSession, prefix: Prefix
+        self, chooser: Chooser, verdicts: VerdictLog, device: ClientSession, prefix: Prefix
     ) -> Verdict:
         """Return the server's answer to the submitted tree."""
         assert device.submitted is not None
         body = device.submitted.body
         digest = self._decoded(body).header.digest
-        stored = book.verdict_of(device.next_step, digest)
+        stored = verdicts.verdict_of(device.next_step, digest)
         if stored is None:
             accepted = self._accepted(body, prefix)
             emitted = list(accepted)[chooser.choose(list(accepted.values()))]
@@ -192,7 +209,7 @@ class RemoteSteps:
                 finished=False,
             )
             stored = verdict.model_dump_json().encode()
-            book.store(digest, stored)
+            verdicts.store(digest, stored)
         return parse_message(stored, Verdict)
 
     def _accept(self, body: bytes, prefix: Prefix) -> dict[Prefix, float]:

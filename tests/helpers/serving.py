@@ -7,14 +7,15 @@ from threading import Event, Thread
 from time import monotonic, sleep
 from typing import Any
 
-from helpers.models import tiny_drafter, tiny_llama
+from helpers.models import tiny_drafter, tiny_llama, tiny_settings
 from helpers.templates import CHATML
 from helpers.tokenizers import tiny_tokenizer
 from openai import OpenAI
 
 from inference import SpeculativeDecoder
 from inference.drafters.lookup import LookupDrafter
-from inference.serving.learning.adaptation import Learner
+from inference.drafters.trained.drafter import TrainedDrafter
+from inference.serving.adaptation import Learner
 from inference.serving.server import Server
 from inference.serving.settings import ServeSettings
 from jakiro.target.adapter import TargetAdapter
@@ -29,6 +30,20 @@ def tiny_decoder(trained: bool = False, template: str | None = CHATML) -> Specul
     model = tiny_llama(vocab=len(tokenizer), max_position_embeddings=512)
     drafter = tiny_drafter(TargetAdapter(model)) if trained else LookupDrafter()
     return SpeculativeDecoder(model, drafter, tokenizer, tree="fixed")
+
+
+def trained_decoder(**settings: Any) -> SpeculativeDecoder:
+    """Return a decoder whose drafter has these settings, and trees of a fixed size."""
+    tokenizer = tiny_tokenizer(None)
+    target = TargetAdapter(tiny_llama(vocab=len(tokenizer), max_position_embeddings=512))
+    drafter = tiny_drafter(target, tiny_settings(**settings))
+    return SpeculativeDecoder(target.model, drafter, tokenizer, tree="fixed")
+
+
+def drafter_apart(decoder: SpeculativeDecoder) -> TrainedDrafter:
+    """Return the drafter of a decoder, as another machine drafts with it."""
+    assert isinstance(decoder.drafter, TrainedDrafter)
+    return TrainedDrafter.for_target(decoder.drafter.model, decoder.target)
 
 
 class Running:

@@ -1,7 +1,6 @@
-"""Requests that are preempted, long or cut; targets with a window; half precision; refusals."""
+"""Requests that are preempted, long or cut; targets with a window; half precision."""
 
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -14,7 +13,7 @@ from helpers.vllm_drafters import (
     simulated,
     windowed_model,
 )
-from helpers.vllm_engine import DRAFTS, MARKS, answers, eagle3, exported, recorded, start_engine
+from helpers.vllm_engine import DRAFTS, MARKS, answers, eagle3, exported, recorded
 from helpers.vllm_world import LENGTH, World, world_of
 
 from jakiro.drafter import JakiroDrafter
@@ -127,23 +126,3 @@ def test_drafts_in_half_precision_are_near_those_in_single_precision(
         known += [*accepted, False].index(False) + 1
     assert sum(agreed) / len(agreed) > 0.7
     assert max(differences) < {"bfloat16": 0.5, "float16": 0.1}[dtype]
-
-
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"method": "eagle"}, '"method": "eagle3" in --speculative-config; got: "eagle"'),
-        ({"use_local_argmax_reduction": True}, "argmax_reduction"),
-    ],
-)
-def test_other_ways_to_draft_are_refused_by_name(
-    changes: dict[str, Any], message: str, drafter: JakiroDrafter, world: World, tmp_path: Path
-) -> None:
-    run = start_engine(
-        tmp_path,
-        target=str(world.folder),
-        speculative=eagle3(exported(drafter, world.model, tmp_path / "drafter"), **changes),
-        batches=[],
-    )
-    assert run.returncode != 0
-    assert message in run.stderr

@@ -1,58 +1,30 @@
-"""The parts of an answer that completions and chat completions share."""
+"""The answer to a request, whole or as server-sent events, which ends with its client."""
 
 import asyncio
+import json
 import time
-from abc import ABC, abstractmethod
-from collections.abc import AsyncGenerator, AsyncIterator
-from contextlib import AbstractAsyncContextManager
+from collections.abc import AsyncGenerator, AsyncIterator, Coroutine
+from contextlib import AbstractAsyncContextManager, aclosing, suppress
 from dataclasses import replace
-from typing import Any, ClassVar
+from typing import Any, TypeVar
 from uuid import uuid4
 
 from starlette.requests import Request as HttpRequest
-from starlette.responses import JSONResponse, Response
-from transformers import PreTrainedTokenizerBase
+from starlette.responses import JSONResponse, Response, StreamingResponse
+from starlette.types import Receive, Scope, Send
 
-from inference.serving.answers.events import (
-    DONE,
-    KEEP_ALIVE,
-    EventResponse,
-    event,
-    unless_disconnected,
-)
+from inference.serving.answers.formats import AnswerForm, Data
 from inference.serving.answers.reply import Reply, TextDelta
-from inference.serving.answers.schema import GenerationBody, parse_body
+from inference.serving.answers.schema import parse_body
 from inference.serving.api_error import ApiError
 from inference.serving.service import Service
 
 NO_LEARNING = "jakiro-no-learning"  # header of requests from which the drafter must not learn
 
-Data = dict[str, Any]
+T = TypeVar("T")
 
-
-class AnswerForm(ABC):
-    """The form of one kind of answer: how its choices, whole or in chunks, become JSON data."""
-
-    body: ClassVar[type[GenerationBody]]
-    prefix: ClassVar[str]  # of the id
-    kind: ClassVar[str]
-    chunk_kind: ClassVar[str]
-
-    def __init__(self, tokenizer: PreTrainedTokenizerBase, has_log_probs: bool) -> None:
-        self.tokenizer = tokenizer
-        self.has_log_probs = has_log_probs
-
-    @abstractmethod
-    def choice(self, delta: TextDelta) -> Data:
-        """Return a choice with its text."""
-
-    def heads(self, numbers: range) -> list[Data]:
-        """Return the choices that precede all text of a stream."""
-        return []
-
-    def parts(self, delta: TextDelta) -> list[Data]:
-        """Return the choices of a stream's chunks for new text."""
-        return [self.choice(delta)]
+DONE = b"data: [DONE]\n\n"
+KEEP_ALIVE = b": keep-alive\n\n"
 
 
 async def answer(request: HttpRequest, kind: type[AnswerForm]) -> Response:
@@ -68,19 +40,18 @@ async def answer(request: HttpRequest, kind: type[AnswerForm]) -> Response:
     options = body.options
     if request.headers.get(NO_LEARNING):
         options = replace(options, may_learn=False)
-    form = kind(service.model.tokenizer, body.num_likeliest is not None)
-    numbers = range(len(body.prompts) * options.choices)
-    opened = service.open(body.prompts, options, request.state.user)
     head = {
         "id": f"{kind.prefix}-{uuid4().hex}",
         "created": int(time.time()),
         "model": service.model.name,
         "jakiro": {"seed": options.seed},
     }
+    num_choices = len(body.prompts) * options.choices
+    form = kind(service.model.tokenizer, body.num_likeliest is not None, num_choices, head)
+    opened = service.open(body.prompts, options, request.state.user)
     if not body.stream:
-        whole = _whole(opened, numbers, form, head)
-        return await unless_disconnected(request.receive, whole)
-    events = _events(opened, body.has_usage_chunk, numbers, form, head)
+        return await unless_disconnected(request.receive, _whole(opened, form))
+    events = _events(opened, form, body.has_usage_chunk)
     # The first event is ready as soon as the request is accepted, so that refusals have their own
     # status code.
     await unless_disconnected(request.receive, anext(events))
@@ -103,19 +74,16 @@ def usage_of(reply: Reply) -> Data:
     }
 
 
-async def _whole(
-    opened: AbstractAsyncContextManager[Reply], numbers: range, form: AnswerForm, head: Data
-) -> Response:
-    """Return an answer that is not streamed."""
+async def _whole(opened: AbstractAsyncContextManager[Reply], form: AnswerForm) -> Response:
     async with opened as reply:
-        merged = [TextDelta(number) for number in numbers]
+        merged = [TextDelta(number) for number in range(form.num_choices)]
         async for delta in reply.deltas():
             if delta is not None:
                 choice = merged[delta.index]
                 choice.text += delta.text
                 choice.tokens += delta.tokens
                 choice.finish_reason = delta.finish_reason
-        head |= {"system_fingerprint": reply.fingerprint, "object": form.kind}
+        head = {**form.head, "system_fingerprint": reply.fingerprint, "object": form.kind}
         usage = usage_of(reply)
 
         def response() -> Response:
@@ -126,11 +94,7 @@ async def _whole(
 
 
 async def _events(
-    opened: AbstractAsyncContextManager[Reply],
-    has_usage: bool,
-    numbers: range,
-    form: AnswerForm,
-    head: Data,
+    opened: AbstractAsyncContextManager[Reply], form: AnswerForm, has_usage: bool
 ) -> AsyncGenerator[bytes, None]:
     """Yield the events of a stream, of which the first one is empty."""
     is_accepted = False
@@ -138,7 +102,7 @@ async def _events(
         async with opened as reply:
             is_accepted = True
             yield b""
-            async for data in _stream(reply, has_usage, numbers, form, head):
+            async for data in _stream(reply, form, has_usage):
                 yield KEEP_ALIVE if data is None else event(data)
         yield DONE
     except ApiError as error:
@@ -147,21 +111,19 @@ async def _events(
         yield event(error.body)
 
 
-async def _stream(
-    reply: Reply, has_usage: bool, numbers: range, form: AnswerForm, head: Data
-) -> AsyncIterator[Data | None]:
+async def _stream(reply: Reply, form: AnswerForm, has_usage: bool) -> AsyncIterator[Data | None]:
     """Yield the chunks of a stream, and None if nothing arrives."""
-    chunk = {**head, "object": form.chunk_kind, "system_fingerprint": reply.fingerprint}
+    chunk = {**form.head, "object": form.chunk_kind, "system_fingerprint": reply.fingerprint}
     if has_usage:
         chunk["usage"] = None
-    for choice in form.heads(numbers):
+    for choice in form.heads():
         yield {**chunk, "choices": [choice]}
     async for delta in reply.deltas():
         if delta is None:
             yield None
             continue
         for fields in _chunks(form, delta):
-            yield {**chunk, **fields, "jakiro": head["jakiro"] | fields["jakiro"]}
+            yield {**chunk, **fields, "jakiro": form.head["jakiro"] | fields["jakiro"]}
     if has_usage:
         yield {**chunk, "choices": [], "usage": usage_of(reply)}
 
@@ -171,4 +133,62 @@ def _chunks(form: AnswerForm, delta: TextDelta) -> list[Data]:
     has_choice = delta.text or delta.tokens or delta.finish_reason is not None
     choices = [[choice] for choice in form.parts(delta)] if has_choice else [[]]
     details = [delta.details or {}] + [{}] * (len(choices) - 1)
-    return [{"choices": own, "jakiro": extra} for own, extra in zip(choices, details, strict=True)]
+    return [
+        {"choices": part, "jakiro": extra} for part, extra in zip(choices, details, strict=True)
+    ]
+
+
+def event(data: object) -> bytes:
+    text = json.dumps(data, ensure_ascii=False, separators=(",", ":"))
+    return f"data: {text}\n\n".encode("utf-8", "replace")
+
+
+class Disconnected(Exception):
+    """The client has closed its connection, or was disconnected because it takes no data."""
+
+
+class EventResponse(StreamingResponse):
+    """A response that sends events as they are made, and stops if the client disconnects.
+
+    Args:
+        events: events from a generator that may have begun; closed at the end, also if the client
+            disconnects.
+    """
+
+    media_type = "text/event-stream"
+
+    def __init__(self, events: AsyncGenerator[bytes, None]) -> None:
+        super().__init__(events, headers={"cache-control": "no-cache", "x-accel-buffering": "no"})
+        self._events = events
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        async with aclosing(self._events):
+            with suppress(Disconnected):
+                await unless_disconnected(receive, self.stream_response(send))
+
+
+async def unless_disconnected(receive: Receive, work: Coroutine[Any, Any, T]) -> T:
+    """Return the result of work, which is cancelled if the client disconnects first.
+
+    Args:
+        receive: function that returns the client's messages; the body must have been read.
+
+    Raises:
+        Disconnected: the client has disconnected.
+    """
+    task = asyncio.ensure_future(work)
+    watch = asyncio.ensure_future(_disconnect(receive))
+    try:
+        await asyncio.wait({task, watch}, return_when=asyncio.FIRST_COMPLETED)
+        if not task.done():
+            raise Disconnected
+        return task.result()
+    finally:
+        task.cancel()
+        watch.cancel()
+        await asyncio.gather(task, watch, return_exceptions=True)
+
+
+async def _disconnect(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass

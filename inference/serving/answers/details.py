@@ -1,7 +1,9 @@
-"""The details that a stream has on request: the origin of each token, and the tree of each step."""
+"""Texts and bytes of single tokens, and the details of a stream: origins of tokens, and trees."""
 
 import math
+import re
 from collections.abc import Sequence
+from functools import lru_cache
 from itertools import accumulate, pairwise
 from typing import Any
 
@@ -9,9 +11,38 @@ from transformers import PreTrainedTokenizerBase
 
 from inference.engine.decode_step import TARGET, DecodeStep
 from inference.engine.verified_tree import VerifiedTree
-from inference.serving.answers.token_text import text_of_token
+from jakiro.utils.token_text import REPLACEMENT
 
 _TARGET_NAME = "target"
+_MOST_TOKENS = 1 << 17  # largest number of tokens whose text is kept
+# Two usual names of bytes: <0xC3>; and, with byte-level BPE, characters that stand for themselves,
+# or those from U+0100 on for the other bytes.
+_BYTE_TOKEN = re.compile("<0x([0-9A-F]{2})>")
+_VISIBLE = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+_OTHERS = [byte for byte in range(0x100) if byte not in _VISIBLE]
+_BYTES = dict(zip(map(chr, [*_VISIBLE, *range(0x100, 0x144)]), _VISIBLE + _OTHERS, strict=True))
+
+
+@lru_cache(_MOST_TOKENS)
+def text_of_token(tokenizer: PreTrainedTokenizerBase, token_id: int) -> str:
+    """Return the text of a single token, special tokens included."""
+    return str(tokenizer.decode([token_id]))
+
+
+@lru_cache(_MOST_TOKENS)
+def bytes_of_token(tokenizer: PreTrainedTokenizerBase, token_id: int) -> tuple[int, ...] | None:
+    """Return the bytes that a token adds to an answer; None if they are unknown or there are none.
+
+    A special token has none. The bytes of a part of a character are those that the token's name
+    stands for.
+    """
+    text = str(tokenizer.decode([token_id], skip_special_tokens=True))
+    if REPLACEMENT not in text:
+        return tuple(text.encode()) or None
+    name = str(tokenizer.convert_ids_to_tokens(token_id))
+    match = _BYTE_TOKEN.fullmatch(name)
+    data = bytes.fromhex(match[1]) if match else bytes(_BYTES[c] for c in name if c in _BYTES)
+    return tuple(data) if data.decode(errors="replace") == text else None
 
 
 class DetailWriter:
@@ -28,14 +59,12 @@ class DetailWriter:
         self._names = tuple(names)
 
     def source(self, proposer_id: int) -> str:
-        """Return the name of what proposed a token."""
         if proposer_id == TARGET:
             return _TARGET_NAME
-        known = proposer_id < len(self._names)
-        return self._names[proposer_id] if known else f"source {proposer_id}"
+        has_name = proposer_id < len(self._names)
+        return self._names[proposer_id] if has_name else f"source {proposer_id}"
 
     def tree(self, tree: VerifiedTree) -> dict[str, Any]:
-        """Return the data of a tree."""
         accepted = set(tree.path)
         shown = tree.path if self.hides_rejected else range(len(tree.token_ids))
         index = {node: number for number, node in enumerate(shown)}
@@ -44,7 +73,7 @@ class DetailWriter:
                 "text": self._text(tree.token_ids[node]),
                 "parent": index.get(tree.parents[node], tree.parents[node]),
                 "accepted": node in accepted,
-                "probability": _rounded(tree.target_probs[node]),
+                "probability": _round(tree.target_probs[node]),
                 "source": self.source(tree.proposer_ids[node]),
             }
             for node in shown
@@ -114,13 +143,13 @@ class DetailLog:
             is_final: whether no character of the tokens so far is held back.
         """
         self._text += text
-        tokens = self._divided() if is_final else []
+        tokens = self._divide() if is_final else []
         steps, self._steps = self._steps, []
         if not tokens and not steps:
             return None
         return {"index": self._index, "tokens": tokens, "steps": steps}
 
-    def _divided(self) -> list[dict[str, Any]]:
+    def _divide(self) -> list[dict[str, Any]]:
         """Return the tokens; their parts of the text, joined, are the text of the choice."""
         length = len(self._text)
         inner = (min(max(offset - self._start, 0), length) for offset in self._offsets[1:])
@@ -134,6 +163,6 @@ class DetailLog:
         return divided
 
 
-def _rounded(probability: float) -> float | None:
+def _round(probability: float) -> float | None:
     """Return a probability with four decimals; None if it is not a number."""
     return round(probability, 4) if math.isfinite(probability) else None

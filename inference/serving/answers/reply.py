@@ -15,8 +15,8 @@ from inference.generation.incremental_text import IncrementalText
 from inference.generation.prompts import Prompt, continued_tokens
 from inference.serving.answers.details import DetailLog
 from inference.serving.scheduling.decoding_options import DecodingOptions
-from inference.serving.scheduling.job import Event, Job
-from inference.serving.scheduling.loaded_model import LoadedModel
+from inference.serving.scheduling.engine_thread import LoadedModel
+from inference.serving.scheduling.scheduler import Event, Job
 
 IDLE_SECONDS = 15.0  # seconds without a token after which None is yielded
 
@@ -82,7 +82,6 @@ class Reply:
         return None
 
     def start(self, model: LoadedModel) -> None:
-        """Start the jobs, which have been prepared."""
         self.fingerprint = model.fingerprint  # of the weights that decode the jobs
         for prompt, job in zip(self.prompts, self.jobs, strict=True):
             before = continued_tokens(prompt, job.request.token_ids)
@@ -103,7 +102,6 @@ class Reply:
 
     @property
     def is_started(self) -> bool:
-        """Whether the jobs have been started."""
         return bool(self._choices)
 
     @property
@@ -120,7 +118,6 @@ class Reply:
 
     @property
     def num_prompt_tokens(self) -> int:
-        """The number of tokens of all prompts."""
         return sum(len(job.request.token_ids) for job in self.jobs)
 
     @property
@@ -130,7 +127,6 @@ class Reply:
 
     @property
     def stats(self) -> DecodeStats:
-        """The statistics of all choices together."""
         return DecodeStats.pooled(state.stats for job in self.jobs for state in job.sequences)
 
     async def deltas(self) -> AsyncIterator[TextDelta | None]:
@@ -151,14 +147,14 @@ class Reply:
                 continue
             if isinstance(event, DecodeStep):
                 error = event.error
-                if error is None and (delta := self._extended(first, event)):
+                if error is None and (delta := self._extend(first, event)):
                     yield delta
             else:
                 error = event
             if error is not None:
                 raise error
 
-    def _extended(self, first: int, step: DecodeStep) -> TextDelta | None:
+    def _extend(self, first: int, step: DecodeStep) -> TextDelta | None:
         """Return the text that a step makes final; None if there is nothing to send."""
         if self.first_token_seconds is None:
             self.first_token_seconds = time.monotonic() - self.started
@@ -187,7 +183,6 @@ class _Choice:
         self._log = log  # of the details to return
 
     def extend(self, step: DecodeStep) -> TextDelta:
-        """Return the text that a step makes final."""
         has_log_probs = step.details is not None and bool(step.details.raw_log_probs)
         delta, offsets = TextDelta(self._index), []
         for number, token_id in enumerate(step.token_ids):
@@ -219,7 +214,6 @@ class _Choice:
 
 
 def _detail(step: DecodeStep, number: int, offset: int) -> TokenDetail:
-    """Return the token with this number in a step."""
     details = step.details
     assert details is not None
     likeliest = details.likeliest[number] if details.likeliest else []

@@ -47,8 +47,6 @@ class Closed(BaseModel):
 
 
 class StreamOptions(Closed):
-    """Options of a stream."""
-
     include_usage: bool = False
 
 
@@ -60,7 +58,7 @@ class Selection(Closed):
     repetition_penalty: float | None = Field(None, ge=SMALLEST, le=10)
 
     @property
-    def selection(self) -> dict[str, float]:
+    def selection(self) -> dict[str, int | float]:
         """The options that are set, by their names in `generate()`."""
         given = {name: getattr(self, name) for name in Selection.model_fields}
         return {name: max(value, 0) for name, value in given.items() if value is not None}
@@ -105,7 +103,6 @@ class GenerationBody(Selection):
 
     @property
     def has_usage_chunk(self) -> bool:
-        """Whether the last chunk of a stream has the usage."""
         return self.stream_options is not None and self.stream_options.include_usage
 
     @property
@@ -149,8 +146,6 @@ class GenerationBody(Selection):
 
 
 class CompletionBody(GenerationBody):
-    """The body of a completion request."""
-
     prompt: str | TokenIds | Texts | Lists
     max_tokens: int | None = Field(16, ge=1)  # OpenAI's default
     logprobs: int | None = Field(None, ge=0, le=5)
@@ -166,20 +161,15 @@ class CompletionBody(GenerationBody):
 
     @property
     def num_likeliest(self) -> int | None:
-        """The number of likeliest tokens to return; None for no log-probabilities."""
         return self.logprobs
 
 
 class TextPart(Closed):
-    """A part of a message with several parts."""
-
     type: Literal["text"]
     text: str
 
 
 class Message(Closed):
-    """A message of a chat."""
-
     role: Literal["system", "developer", "user", "assistant"]
     content: str | Annotated[list[TextPart], Field(min_length=1, max_length=1024, fail_fast=True)]
     name: str | None = None  # ignored
@@ -199,8 +189,6 @@ class ResponseFormat(Closed):
 
 
 class ChatBody(GenerationBody):
-    """The body of a chat completion request."""
-
     messages: Annotated[list[Message], Field(min_length=1, max_length=1024, fail_fast=True)]
     max_completion_tokens: int | None = Field(None, ge=1)
     logprobs: bool = False
@@ -222,12 +210,10 @@ class ChatBody(GenerationBody):
 
     @property
     def num_likeliest(self) -> int | None:
-        """The number of likeliest tokens to return; None for no log-probabilities."""
         return (self.top_logprobs or 0) if self.logprobs else None
 
     @property
     def max_new_tokens(self) -> int | None:
-        """The largest number of new tokens; None for as many as there is room for."""
         return self.max_completion_tokens or self.max_tokens
 
 
@@ -243,7 +229,7 @@ def parse_body(kind: type[BodyT], content: bytes) -> BodyT:
     except ValidationError as error:
         errors = error.errors(include_url=False, include_context=False, include_input=False)
         # If a field may have values of several types, the error of the type that was sent is shown.
-        first = next((own for own in errors if not own["type"].endswith("_type")), errors[0])
+        first = next((one for one in errors if not one["type"].endswith("_type")), errors[0])
         param = ".".join(str(part) for part in first["loc"] if _is_field(part)) or None
         problem = first["msg"].removeprefix("Value error, ")[:_SHOWN]
         if first["type"] == "extra_forbidden":

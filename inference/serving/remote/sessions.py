@@ -1,13 +1,25 @@
-"""Sessions in which other machines draft and this server's engine verifies."""
+"""Sessions in which other machines draft and this server's engine verifies, and their routes.
+
+GET    /v1/verify                           target and limits
+POST   /v1/verify/sessions                  open a session, or continue a text in it
+PUT    /v1/verify/sessions/ID/steps/N       submit the tree of a step; may be repeated
+GET    /v1/verify/sessions/ID/memory        memory of verified tokens, with ?from=0&to=256
+DELETE /v1/verify/sessions/ID               end a session
+"""
 
 import asyncio
+import re
 import secrets
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from functools import partial
 from typing import Any, TypeVar
 
-from inference.drafters.trained.memory import memory_drafter
+from starlette.applications import Starlette
+from starlette.requests import Request as HttpRequest
+from starlette.responses import Response
+from starlette.routing import Route
+
 from inference.generation.prompts import Prompt, continued_tokens
 from inference.remote.messages import (
     MessageError,
@@ -16,13 +28,21 @@ from inference.remote.messages import (
     TreeLimits,
     Verdict,
     VerifierInfo,
+    WireMessage,
+    parse_message,
 )
 from inference.remote.tree_frame import decode_step
+from inference.serving.answers.answer import unless_disconnected
 from inference.serving.api_error import ApiError
-from inference.serving.remote.memory_source import memory_offer, memory_source
-from inference.serving.remote.verification_session import DecidedStep, VerificationSession, gone
-from inference.serving.scheduling.decoding_options import DecodingOptions
-from inference.serving.scheduling.loaded_model import LoadedModel, target_identity
+from inference.serving.remote.verification_session import (
+    DecidedStep,
+    VerificationSession,
+    gone,
+    memory_offer,
+    memory_source,
+)
+from inference.serving.scheduling.decoding_options import DecodingOptions, requests_of
+from inference.serving.scheduling.engine_thread import LoadedModel, target_identity
 from inference.serving.service import Service, logged_api_error
 from jakiro.errors import EngineStopped, JakiroError, ResourceError
 from jakiro.target.record import tokenizer_fingerprint
@@ -31,6 +51,9 @@ from jakiro.utils.files import fingerprint
 
 T = TypeVar("T")
 
+_JSON = "application/json"
+_BYTES = "application/octet-stream"
+_NUMBER = re.compile("[0-9]{1,9}")
 _NUM_BYTES = 16  # random bytes of an id
 _MOST_WAITING = 4  # largest number of requests to one session at the same time
 _RETRY_SECONDS = 5
@@ -70,18 +93,7 @@ class RemoteSession:
             return True
         if self.opening.exception() is not None or self.verifying.is_closed:
             return False
-        return self.verifying.book.next_step == self.opening.result().next_step
-
-    @contextmanager
-    def answering(self) -> Iterator[None]:
-        """Count a request while the block answers it."""
-        if self.num_requests >= _MOST_WAITING:
-            raise _too_many(f"{_MOST_WAITING} requests to a session")
-        self.num_requests += 1
-        try:
-            yield
-        finally:
-            self.num_requests -= 1
+        return self.verifying.verdicts.next_step == self.opening.result().next_step
 
 
 class RemoteSessions:
@@ -98,10 +110,9 @@ class RemoteSessions:
         service.telemetry.watch("remote_sessions", "Open sessions.", lambda: len(self._sessions))
 
     async def info(self) -> VerifierInfo:
-        """Return the target and the limits."""
         model = self._service.model
         if self._info is None:
-            self._info = await self._service.prepared(lambda: _info_of(model, self.limits))
+            self._info = await self._service.run_preparation(lambda: _info_of(model, self.limits))
         return self._info
 
     async def open(self, user: str, request: OpenSession) -> SessionOpened:
@@ -113,28 +124,27 @@ class RemoteSessions:
         self._service.check_ready()
         sessions = self._sessions.values()
         text = (user, request.text_id)
-        session = next((own for own in sessions if (own.user, own.request.text_id) == text), None)
+        session = next((one for one in sessions if (one.user, one.request.text_id) == text), None)
         if session is not None and not session.answers(request):
             self._end(session)
             session = None
         if session is None:
-            session = self._begun(user, request)
-        self._touch(session)
-        with self._service.active(), session.answering():
+            session = self._begin(user, request)
+        with self._answering(session):
             try:
-                opened = await asyncio.shield(session.opening)
+                return await asyncio.shield(session.opening)
             except asyncio.CancelledError:
                 if session.opening.cancelled():  # the session has ended
                     raise gone() from None
                 raise
-        self._touch(session)
-        return opened
 
     async def submit(self, user: str, session_id: str, step: int, body: bytes) -> DecidedStep:
         """Return the verdict of a step, which is decided once."""
         outcome = "refused"
         try:
-            with self._answering(user, session_id) as session:
+            self._service.check_ready()
+            session = self.find(user, session_id)
+            with self._answering(session):
                 received = decode_step(body)
                 decided = await self._on_engine(partial(session.verifying.submit, step, received))
             if decided.verdict is not None:
@@ -145,8 +155,9 @@ class RemoteSessions:
         return decided
 
     async def memory(self, user: str, session_id: str, begin: int, end: int) -> bytes:
-        """Return rows of the memory of verified tokens."""
-        with self._answering(user, session_id) as session:
+        self._service.check_ready()
+        session = self.find(user, session_id)
+        with self._answering(session):
             return await self._on_engine(partial(session.verifying.memory_rows, begin, end))
 
     def close(self, user: str, session_id: str) -> None:
@@ -161,15 +172,24 @@ class RemoteSessions:
         return session
 
     @contextmanager
-    def _answering(self, user: str, session_id: str) -> Iterator[RemoteSession]:
-        """Find the session of a request, which keeps it alive."""
-        self._service.check_ready()
-        session = self.find(user, session_id)
-        self._touch(session)
-        with self._service.active(), session.answering():
-            yield session
+    def _answering(self, session: RemoteSession) -> Iterator[None]:
+        """Count a request to a session, whose time without requests begins after the last one."""
+        if session.num_requests >= _MOST_WAITING:
+            raise _too_many(f"{_MOST_WAITING} requests to a session")
+        if session.timer is not None:
+            session.timer.cancel()
+        session.num_requests += 1
+        try:
+            with self._service.active():
+                yield
+        finally:
+            session.num_requests -= 1
+            if not session.num_requests and session.id in self._sessions:
+                seconds = self._service.settings.remote_idle_seconds
+                loop = asyncio.get_running_loop()
+                session.timer = loop.call_later(seconds, self._end, session)
 
-    def _begun(self, user: str, request: OpenSession) -> RemoteSession:
+    def _begin(self, user: str, request: OpenSession) -> RemoteSession:
         """Return a session whose prompt is about to be read."""
         sessions, settings = self._sessions, self._service.settings
         most_of_user = settings.remote_sessions_per_key
@@ -179,11 +199,11 @@ class RemoteSessions:
             raise _too_many(f"{settings.remote_sessions} sessions of all keys")
         session = RemoteSession(user, request)
         sessions[session.id] = session
-        session.opening = asyncio.ensure_future(self._opened(session))
+        session.opening = asyncio.ensure_future(self._read_prompt(session))
         session.opening.add_done_callback(partial(self._end_unless_opened, session))
         return session
 
-    async def _opened(self, session: RemoteSession) -> SessionOpened:
+    async def _read_prompt(self, session: RemoteSession) -> SessionOpened:
         """Return the answer to the request that opens a session, after its prompt was read."""
         service, message = self._service, session.request
         model = service.model
@@ -192,9 +212,11 @@ class RemoteSessions:
         is_answer = message.resume is not None and message.resume.is_answer
         info = await self.info()
         memory = memory_source(decoder.drafter, info.memory, message.memory)
-        request_of = partial(model.request_of, prompt, options, is_answer=is_answer)
+        arguments = decoder, model.engine.capacity, prompt, options
         try:
-            request = await service.prepared(request_of)
+            (request,), _ = await service.run_preparation(
+                lambda: requests_of(*arguments, is_answer=is_answer)
+            )
         except JakiroError as error:
             raise logged_api_error(error) from error
         service.telemetry.tokens.labels("prompt").inc(len(request.token_ids))
@@ -221,7 +243,7 @@ class RemoteSessions:
             emitted=verification.emitted,
             text=verification.text,
             finished=verification.is_finished,
-            next_step=verification.book.next_step,
+            next_step=verification.verdicts.next_step,
             limits=self.limits,
             end_ids=sorted(request.stop.eos_ids),
         )
@@ -234,7 +256,6 @@ class RemoteSessions:
         telemetry.tokens.labels("accepted").inc(verdict.num_accepted)
 
     async def _on_engine(self, function: Callable[[], T]) -> T:
-        """Return the result of a function that the engine's thread runs."""
         try:
             return await asyncio.wrap_future(self._service.model.engine.call(function))
         except MessageError:
@@ -242,20 +263,7 @@ class RemoteSessions:
         except JakiroError as error:
             raise logged_api_error(error) from error
         except (RuntimeError, MemoryError) as error:
-            raise logged_api_error(_failed(error)) from error
-
-    def _touch(self, session: RemoteSession) -> None:
-        """Let the time without a request begin again."""
-        if session.timer is not None:
-            session.timer.cancel()
-        seconds = self._service.settings.remote_idle_seconds
-        session.timer = asyncio.get_running_loop().call_later(seconds, self._expire, session)
-
-    def _expire(self, session: RemoteSession) -> None:
-        if session.num_requests:
-            self._touch(session)
-        else:
-            self._end(session)
+            raise logged_api_error(_error_of(error)) from error
 
     def _end_unless_opened(
         self, session: RemoteSession, opening: asyncio.Task[SessionOpened]
@@ -275,20 +283,6 @@ class RemoteSessions:
                 self._service.model.engine.call(session.verification.close)
 
 
-def memory_note(model: LoadedModel, num_sessions: int) -> str:
-    """Return what a user should know about the memory of sessions."""
-    engine = model.engine
-    longest = engine.capacity + 1 + TreeLimits().largest
-    drafter = memory_drafter(engine.decoder.drafter)
-    hidden_states = () if drafter is None else drafter.hidden_states
-    cache = engine.decoder.target.new_cache(1, 1, hidden_states)
-    size = cache.bytes_per_token * longest / 1e6
-    return (
-        f"up to {num_sessions} texts whose drafts other machines send take up to "
-        f"{size:.1f} MB each, {num_sessions * size:.1f} MB together"
-    )
-
-
 def _info_of(model: LoadedModel, limits: TreeLimits) -> VerifierInfo:
     spec = model.engine.decoder.target.spec
     return VerifierInfo(
@@ -306,7 +300,6 @@ def _info_of(model: LoadedModel, limits: TreeLimits) -> VerifierInfo:
 
 
 def _prompt_of(request: OpenSession) -> Prompt:
-    """Return a prompt as the engine takes it."""
     prompt: Any = request.prompt
     if isinstance(prompt, str) or isinstance(prompt[0], int):
         return prompt
@@ -323,8 +316,7 @@ def _options_of(request: OpenSession) -> DecodingOptions:
     )
 
 
-def _failed(error: Exception) -> JakiroError:
-    """Return the error of a session that cannot continue."""
+def _error_of(error: Exception) -> JakiroError:
     if not is_out_of_memory(error):
         return JakiroError(f"verification has failed: {type(error).__name__}: {error}")
     return ResourceError(
@@ -342,3 +334,64 @@ def _too_many(most: str) -> ApiError:
         code="rate_limit_exceeded",
         retry_after=_RETRY_SECONDS,
     )
+
+
+def add_remote_routes(app: Starlette, service: Service) -> None:
+    """Let other machines draft for the target of a server."""
+    app.state.remote = RemoteSessions(service)
+    session = "/v1/verify/sessions/{session}"
+    app.router.routes += [
+        Route("/v1/verify", _info, methods=["GET"]),
+        Route("/v1/verify/sessions", _open, methods=["POST"]),
+        Route(session, _close, methods=["DELETE"]),
+        Route(f"{session}/memory", _memory, methods=["GET"]),
+        Route(f"{session}/steps/{{step}}", _submit, methods=["PUT"]),
+    ]
+
+
+async def _info(request: HttpRequest) -> Response:
+    return _message(await _sessions(request).info())
+
+
+async def _open(request: HttpRequest) -> Response:
+    message = parse_message(await request.body(), OpenSession)
+    work = _sessions(request).open(request.state.user, message)
+    return _message(await unless_disconnected(request.receive, work), 201)
+
+
+async def _submit(request: HttpRequest) -> Response:
+    sessions, session = _sessions(request), _session(request)
+    sessions.find(*session)  # before the body is read
+    step = _number(request.path_params["step"], "the number of the step")
+    decided = await sessions.submit(*session, step, await request.body())
+    return Response(decided.body, media_type=_BYTES if decided.has_rows else _JSON)
+
+
+async def _memory(request: HttpRequest) -> Response:
+    begin, end = (_number(request.query_params.get(name, ""), name) for name in ("from", "to"))
+    rows = await _sessions(request).memory(*_session(request), begin, end)
+    return Response(rows, media_type=_BYTES)
+
+
+async def _close(request: HttpRequest) -> Response:
+    _sessions(request).close(*_session(request))
+    return Response(status_code=204)
+
+
+def _sessions(request: HttpRequest) -> RemoteSessions:
+    sessions: RemoteSessions = request.app.state.remote
+    return sessions
+
+
+def _session(request: HttpRequest) -> tuple[str, str]:
+    return request.state.user, request.path_params["session"]
+
+
+def _number(text: str, name: str) -> int:
+    if not _NUMBER.fullmatch(text):
+        raise MessageError("malformed_message", f"{name} is no number", got=repr(text[:20]))
+    return int(text)
+
+
+def _message(message: WireMessage, status: int = 200) -> Response:
+    return Response(message.model_dump_json(), status, media_type=_JSON)

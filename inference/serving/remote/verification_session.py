@@ -8,11 +8,20 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import NamedTuple
 
+import numpy as np
 import torch
+from jaxtyping import UInt8
 from transformers import PreTrainedTokenizerBase
 
 from inference.draft_tree import DraftTree
 from inference.drafters.base import TokenDrafter
+from inference.drafters.trained.drafter import TrainedDrafter
+from inference.drafters.trained.memory import (
+    encoder_fingerprint,
+    memory_drafter,
+    row_dtype,
+    row_format,
+)
 from inference.engine.batch import DecodeBatch
 from inference.engine.context import Context
 from inference.engine.decode_step import DecodeStep
@@ -21,20 +30,54 @@ from inference.engine.prefill import Prefill
 from inference.engine.request import Request, SequenceState
 from inference.engine.threads import num_threads
 from inference.generation.incremental_text import IncrementalText
-from inference.protocol import Budget
+from inference.protocol import Budget, Drafter
 from inference.remote.memory_rows import MAX_ROWS, encode_with_rows
-from inference.remote.messages import MemoryRows, MessageError, Progress, TreeLimits, Verdict
-from inference.remote.received_tree import receive_tree, to_draft_tree
-from inference.remote.step_book import StepBook
-from inference.remote.tree_frame import ReceivedStep
+from inference.remote.messages import (
+    MemoryOffer,
+    MemoryRequest,
+    MemoryRows,
+    MessageError,
+    Progress,
+    TreeLimits,
+    Verdict,
+)
+from inference.remote.text_state import VerdictLog
+from inference.remote.tree_frame import ReceivedStep, receive_tree, to_draft_tree
 from inference.sampling.random_numbers import StepRandom
-from inference.serving.remote.memory_source import MAX_NEWEST_ROWS, MemorySource
 from jakiro.target.adapter import TargetAdapter
+from jakiro.target.cache import SlotCache
+from jakiro.target.step import StepOutput, chain_step
+
+MAX_NEWEST_ROWS = 64  # largest number of rows with a verdict
+
+
+class MemorySource:
+    """Encodes the memory that a device asks for."""
+
+    def __init__(self, drafter: TrainedDrafter, request: MemoryRequest) -> None:
+        self._drafter = drafter
+        self.hidden_states = drafter.hidden_states
+        self._format = row_format(drafter.model, row_dtype(drafter.model), request.encoding)
+
+    def rows(
+        self, cache: SlotCache, token_ids: Sequence[int], begin: int, end: int
+    ) -> UInt8[np.ndarray, "tokens bytes"]:
+        """Return the rows of cached tokens.
+
+        Args:
+            cache: the target's cache of one sequence, which may be closed if `begin == end`.
+        """
+        if begin == end:
+            return np.empty((0, self._format.num_bytes), np.uint8)
+        target = self._drafter.target
+        step = chain_step(torch.tensor([list(token_ids[begin:end])], device=target.device), begin)
+        nothing = torch.empty(*step.slots.shape, 0, device=target.device)  # no features
+        return self._format.encode(
+            self._drafter.encode_memory(StepOutput(nothing, step, cache)).tensors
+        )
 
 
 class DecidedStep(NamedTuple):
-    """The verdict of a submitted step."""
-
     body: bytes
     has_rows: bool  # whether the body is a frame with rows of memory, instead of JSON
     verdict: Verdict | None = None  # None if it was stored already
@@ -69,7 +112,7 @@ class VerificationSession(DecodeBatch):
     ) -> None:
         self.limits = limits
         self.text = ""
-        self.book = StepBook()
+        self.verdicts = VerdictLog()
         self.is_closed = False
         self._memory = memory
         self._incremental = IncrementalText(tokenizer, stops, before=before)
@@ -94,7 +137,6 @@ class VerificationSession(DecodeBatch):
 
     @property
     def is_finished(self) -> bool:
-        """Whether the text is complete."""
         return self._state.is_finished
 
     @torch.inference_mode()
@@ -128,11 +170,11 @@ class VerificationSession(DecodeBatch):
         """
         self._check_open()
         digest = received.header.digest
-        if (stored := self.book.verdict_of(step, digest)) is not None:
+        if (stored := self.verdicts.verdict_of(step, digest)) is not None:
             return DecidedStep(stored, self._memory is not None)
         self._check_tree(received)
-        decided = self._decided(step, received)
-        self.book.store(digest, decided.body, self.is_finished)
+        decided = self._decide(step, received)
+        self.verdicts.store(digest, decided.body, self.is_finished)
         return decided
 
     @torch.inference_mode()
@@ -172,7 +214,7 @@ class VerificationSession(DecodeBatch):
             state.is_finished = state.is_complete()
         self._add_text(progress.emitted)
         state.num_steps = progress.next_step - 1
-        self.book.next_step, self.book.is_finished = progress.next_step, state.is_finished
+        self.verdicts.next_step, self.verdicts.is_finished = progress.next_step, state.is_finished
         if not state.is_finished:
             self._root = state.token_ids.pop()
 
@@ -188,7 +230,7 @@ class VerificationSession(DecodeBatch):
             )
         receive_tree(received.tree, self.limits, self.target.spec.vocab_size)
 
-    def _decided(self, step: int, received: ReceivedStep) -> DecidedStep:
+    def _decide(self, step: int, received: ReceivedStep) -> DecidedStep:
         """Verify a tree, and return the message about it."""
         self._received = received
         with self._closing():
@@ -229,7 +271,7 @@ class VerificationSession(DecodeBatch):
         """Return the text that a step adds."""
         if step.error is not None:
             raise step.error
-        self.book.is_finished = step.finished
+        self.verdicts.is_finished = step.finished
         return self._add_text(step.token_ids)
 
     @contextmanager
@@ -257,3 +299,31 @@ def gone() -> MessageError:
         status=410,
         remedy="open another session with `resume`",
     )
+
+
+def memory_offer(drafter: Drafter | None) -> MemoryOffer | None:
+    """Return the memory that a server can encode; None if its drafter has none for a device."""
+    encoding = memory_drafter(drafter)
+    if encoding is None:
+        return None
+    encoder, dtype = encoder_fingerprint(encoding.model), row_dtype(encoding.model)
+    return MemoryOffer(encoder=encoder, dtype=dtype)
+
+
+def memory_source(
+    drafter: Drafter | None, offer: MemoryOffer | None, request: MemoryRequest | None
+) -> MemorySource | None:
+    """Return the source of a session's memory; None if the device reads none."""
+    if request is None:
+        return None
+    encoding = memory_drafter(drafter)
+    if encoding is None or offer is None or request.encoder != offer.encoder:
+        raise MessageError(
+            "other_encoder",
+            "the drafter of this machine is another one than the server's, which cannot encode the "
+            "memory for it",
+            expected="no trained drafter" if offer is None else f"the encoder {offer.encoder}",
+            got=f"the encoder {request.encoder}",
+            remedy="export the drafter that the server was started with",
+        )
+    return MemorySource(encoding, request)

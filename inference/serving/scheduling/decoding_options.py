@@ -2,20 +2,22 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 from transformers import GenerationConfig, LogitsProcessor, LogitsProcessorList
 
-from inference.decoder import SpeculativeDecoder
 from inference.engine.request import OutputOptions, Request
 from inference.generation.incremental_text import IncrementalText, TextStopRule
 from inference.generation.preparation import prepare_requests, shifted
 from inference.generation.prompts import Prompt, continued_tokens, encode_prompt, needed
 from inference.serving.api_error import ApiError
 from jakiro.errors import PromptError
+
+if TYPE_CHECKING:
+    from inference.decoder import SpeculativeDecoder
 
 _OF_SAMPLING = frozenset({"top_p", "top_k", "min_p"})
 
@@ -62,7 +64,7 @@ class DecodingOptions:
 
 
 def requests_of(
-    decoder: SpeculativeDecoder,
+    decoder: "SpeculativeDecoder",
     capacity: int,
     prompt: Prompt,
     options: DecodingOptions,
@@ -123,7 +125,6 @@ def _num_new(num_prompt_tokens: int, wanted: int | None, capacity: int) -> int:
 
 
 def _processors(num_prompt_tokens: int, options: DecodingOptions, size: int) -> dict[str, Any]:
-    """Return the arguments of `generate()` for biases and penalties."""
     arguments: dict[str, Any] = {}
     if wrong := [token for token in options.logit_bias if token >= size]:
         raise PromptError(
@@ -132,7 +133,7 @@ def _processors(num_prompt_tokens: int, options: DecodingOptions, size: int) -> 
             got=wrong[0],
         )
     if options.logit_bias:
-        arguments["sequence_bias"] = {(id_,): own for id_, own in options.logit_bias.items()}
+        arguments["sequence_bias"] = {(token,): bias for token, bias in options.logit_bias.items()}
     penalties = options.frequency_penalty, options.presence_penalty
     if any(penalties):
         processor = TokenPenalties(num_prompt_tokens, *penalties)
@@ -155,7 +156,6 @@ class TokenPenalties(LogitsProcessor):
     def __call__(
         self, input_ids: Int[Tensor, "batch tokens"], scores: Float[Tensor, "batch vocab"]
     ) -> Float[Tensor, "batch vocab"]:
-        """Return the logits after the penalties."""
         new = input_ids[:, self.prompt_length :]
         ones = torch.ones_like(new, dtype=scores.dtype)
         counts = torch.zeros_like(scores).scatter_add_(1, new, ones)

@@ -1,28 +1,34 @@
-"""The thread that owns the models, to which other threads submit prompts."""
+"""The thread that owns the models, to which other threads submit prompts, and their identity."""
 
+import time
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future
 from contextlib import AbstractContextManager, suppress
 from queue import SimpleQueue
 from threading import Lock, Thread
-from time import monotonic
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
+import torch
+import transformers
 from transformers import LogitsProcessorList
 
-from inference.autotune.policy import fixed_policy, numbered
-from inference.decoder import SpeculativeDecoder
 from inference.engine.lane import Lane
 from inference.engine.policy import DraftPolicy
-from inference.generation.prompts import Prompt
+from inference.generation.prompts import Prompt, needed
 from inference.protocol import request_counter_of
 from inference.sampling.options import Sampling
+from inference.serving.answers.details import DetailWriter
+from inference.serving.api_error import ApiError
 from inference.serving.scheduling.decoding_options import DecodingOptions, requests_of
-from inference.serving.scheduling.job import Event, Job
-from inference.serving.scheduling.scheduler import Scheduler
+from inference.serving.scheduling.scheduler import Event, Job, Scheduler
+from jakiro import __version__
 from jakiro.errors import EngineStopped
+from jakiro.utils.files import fingerprint
 from jakiro.utils.logs import get_logger
+
+if TYPE_CHECKING:
+    from inference.decoder import SpeculativeDecoder
 
 _logger = get_logger(__name__)
 
@@ -55,18 +61,20 @@ class EngineThread(AbstractContextManager["EngineThread"]):
 
     def __init__(
         self,
-        decoder: SpeculativeDecoder,
+        decoder: "SpeculativeDecoder",
         places: int = 8,
         capacity: int = 4096,
         on_step: Callable[[float], object] | None = None,
     ) -> None:
+        from inference.autotune.policy import fixed_policy, numbered  # already known to the decoder
+
         if decoder.target.is_compiled:
             _logger.warning(
                 "compiled=True makes an engine slow at first: decoding steps are compiled again "
                 "for every number of sequences that occurs"
             )
         self.decoder = decoder
-        self.policy = fixed_policy(decoder.policy, places)
+        self.policy, self._numbered = fixed_policy(decoder.policy, places), numbered
         longest = min(capacity, decoder.target.spec.max_position)
         lanes = open_lanes(decoder, self.policy, places, longest)
         self.scheduler = Scheduler(lanes, on_step)
@@ -88,7 +96,6 @@ class EngineThread(AbstractContextManager["EngineThread"]):
         self._thread.start()
 
     def __exit__(self, *_: object) -> None:
-        """Stop the engine."""
         self.close()
 
     @property
@@ -135,12 +142,12 @@ class EngineThread(AbstractContextManager["EngineThread"]):
         decoder = self.decoder
         requests, config = requests_of(decoder, self.capacity, prompt, options, first_row=first_row)
         lane = self.scheduler.lane_of(requests)
-        group = numbered(requests, config, decoder.drafter, self.policy, is_seeded=False)
+        group = self._numbered(requests, config, decoder.drafter, self.policy, is_seeded=False)
         return Job(group.requests, lane, put)
 
     def start(self, job: Job) -> None:
         """Submit a job; it is decoded as soon as there are places, unless it was cancelled."""
-        job.submitted = monotonic()
+        job.submitted = time.monotonic()
         self._command(lambda: self.scheduler.add(job))
 
     def submit(self, prompt: Prompt, **options: Any) -> Job:
@@ -203,7 +210,7 @@ class EngineThread(AbstractContextManager["EngineThread"]):
     def _command(self, command: Command) -> None:
         with self._lock:
             if self._is_stopped:
-                raise _stopped(self.error)
+                raise _stop_error(self.error)
             self._commands.put(command)
 
     def _run(self) -> None:
@@ -216,11 +223,11 @@ class EngineThread(AbstractContextManager["EngineThread"]):
             self._is_stopped = True
             while not self._commands.empty():  # jobs that the loop has not seen
                 if (command := self._commands.get()) is not None:
-                    _tried(command)
-        self.scheduler.close(_stopped(self.error))
+                    _try(command)
+        self.scheduler.close(_stop_error(self.error))
         for _, future in self._calls:
             if future.set_running_or_notify_cancel():
-                future.set_exception(_stopped(self.error))
+                future.set_exception(_stop_error(self.error))
 
     def _loop(self) -> None:
         is_busy = False
@@ -246,7 +253,7 @@ def _run(function: Callable[[], T], future: "Future[T]") -> None:
         future.set_exception(error)
 
 
-def _tried(command: Command) -> None:
+def _try(command: Command) -> None:
     """Run a command; an exception is only logged, because all jobs are about to be ended."""
     try:
         command()
@@ -255,9 +262,8 @@ def _tried(command: Command) -> None:
 
 
 def open_lanes(
-    decoder: SpeculativeDecoder, policy: DraftPolicy, places: int, capacity: int
+    decoder: "SpeculativeDecoder", policy: DraftPolicy, places: int, capacity: int
 ) -> list[Lane]:
-    """Return a lane for each kind of request."""
     greedy, sampled = (Sampling(LogitsProcessorList(), do_sample) for do_sample in (False, True))
     drafter, threads = decoder.drafter, decoder.threads
     kinds = [greedy]
@@ -267,9 +273,69 @@ def open_lanes(
     return [Lane(decoder.target, drafter, kind, places, capacity, **shared) for kind in kinds]
 
 
-def _stopped(error: BaseException | None) -> EngineStopped:
+def _stop_error(error: BaseException | None) -> EngineStopped:
     """Return the error of jobs that are not complete; its cause is why the engine has died."""
     cause = "close() was called" if error is None else f"{type(error).__name__}: {error}"
     stopped = EngineStopped("the engine has stopped", got=cause, remedy="start another engine")
     stopped.__cause__ = error
     return stopped
+
+
+class LoadedModel:
+    """The model of a server."""
+
+    def __init__(self, engine: EngineThread, name: str | None = None) -> None:
+        decoder = engine.decoder
+        model: Any = decoder.target.model
+        path = str(model.config.name_or_path).rstrip("/")
+        self.engine = engine
+        self.tokenizer = needed(decoder.tokenizer)
+        self.name = name or path.rpartition("/")[2] or "target"
+        self.created = int(time.time())
+        names = decoder.drafter.proposer_names if decoder.drafter else ()
+        self.details = DetailWriter(self.tokenizer, names)
+        self.fingerprint = f"fp_{fingerprint(*_identity(engine))[:12]}"
+        self._samples = bool(model.generation_config.do_sample)
+
+    def __str__(self) -> str:
+        """Return what a user should know when the model is ready."""
+        seeds = self.engine.seed_obstacle or "the same seed gives the same text"
+        return f"{self.name}: {seeds} ({self.fingerprint})"
+
+    def check_name(self, name: str) -> None:
+        if name != self.name:
+            raise ApiError(
+                404,
+                f"the model is not served here; expected: {self.name}",
+                param="model",
+                code="model_not_found",
+            )
+
+    def lane_of(self, options: DecodingOptions) -> int:
+        """Return the number of the lane of a request that has not been prepared yet."""
+        temperature, _ = options.selection(self._samples)
+        samples = self._samples if temperature is None else temperature > 0
+        return len(self.engine.scheduler.lanes) - 1 if samples else 0
+
+
+def target_identity(engine: EngineThread) -> list[Any]:
+    """Return the facts about the target and the libraries that the text for a seed depends on."""
+    target = engine.decoder.target
+    model: Any = target.model
+    return [
+        [__version__, torch.__version__, transformers.__version__],
+        [target.spec.fingerprint, str(model.dtype), str(model.device.type)],
+    ]
+
+
+def _identity(engine: EngineThread) -> list[Any]:
+    """Return everything that the text for a seed depends on, except the settings of requests."""
+    from inference.drafters.identity import identity_of  # the server starts before drafters load
+
+    decoder, scheduler = engine.decoder, engine.scheduler
+    runs = [engine.policy.new_run(lane.sampling, lane.places) for lane in scheduler.lanes]
+    return [
+        *target_identity(engine),
+        None if decoder.drafter is None else identity_of(decoder.drafter),
+        [str(getattr(run, "budget", None)) for run in runs],
+    ]

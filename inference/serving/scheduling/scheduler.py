@@ -1,17 +1,95 @@
-"""The order in which one engine reads prompts and performs decoding steps."""
+"""Jobs, which are prompts to continue, and the order in which one engine reads and decodes them."""
 
+import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from queue import SimpleQueue
 
 import torch
 
+from inference.engine.decode_step import DecodeStep
 from inference.engine.lane import Lane
 from inference.engine.prefill import Prefill
-from inference.engine.request import Request
+from inference.engine.request import Request, SequenceState
 from inference.engine.threads import num_threads
-from inference.serving.scheduling.job import Job
 from jakiro.errors import JakiroError, PromptError, ResourceError
 from jakiro.utils.devices import is_out_of_memory
+from jakiro.utils.logs import get_logger
+
+_logger = get_logger(__name__)
+
+Event = DecodeStep | JakiroError | None
+"""A step of one continuation; or the end of all of them: an error, or None."""
+
+
+class Job:
+    """A prompt that the engine continues, once or several times.
+
+    Args:
+        put: function that takes each event, in the engine's thread; it must return at once. An
+            exception in this function cancels the job. By default, the events wait in a queue, and
+            iteration over the job yields the steps.
+    """
+
+    def __init__(
+        self,
+        requests: Sequence[Request],
+        lane: Lane,
+        put: Callable[[Event], object] | None = None,
+    ) -> None:
+        self.lane = lane
+        self.sequences = [SequenceState.of(index, one) for index, one in enumerate(requests)]
+        self.is_ended = False  # no more events follow
+        self.is_abandoned = False  # whether the reader cannot be reached any more
+        # `time.monotonic()` when the job was submitted, and when its prompt began to be read and
+        # had been read
+        self.submitted = self.begun = self.read = math.nan
+        # The queue needs no limit, because each sequence has a largest number of tokens.
+        self._events: SimpleQueue[Event] = SimpleQueue()
+        self._put = put or self._events.put
+        self._num_running = len(self.sequences)
+
+    @property
+    def request(self) -> Request:
+        return self.sequences[0].request
+
+    def deliver(self, step: DecodeStep) -> None:
+        """Pass a step of one continuation on to the reader; the last one ends the job."""
+        if self.is_ended:
+            return
+        self._pass_on(step)
+        self._num_running -= step.finished
+        if self._num_running == 0:
+            self.end()
+
+    def end(self, error: JakiroError | None = None) -> None:
+        """Let the reader know that no more steps follow."""
+        if self.is_ended:
+            return
+        self.is_ended = True
+        for ticket in self.request.tickets:
+            ticket.end()
+        self._pass_on(error)
+
+    def __iter__(self) -> Iterator[DecodeStep]:
+        """Yield the steps of all continuations as they arrive, until the job ends.
+
+        Raises:
+            JakiroError: the engine has stopped, or it has no memory for the prompt. The error of a
+                single continuation is in its last step instead.
+        """
+        while isinstance(event := self._events.get(), DecodeStep):
+            yield event
+        self._events.put(event)  # for other readers
+        if event is not None:
+            raise event
+
+    def _pass_on(self, event: Event) -> None:
+        try:
+            self._put(event)
+        except Exception:
+            self.is_abandoned = True
+            _logger.warning("the reader of a request cannot be reached", exc_info=True)
 
 
 class Scheduler:
@@ -31,7 +109,6 @@ class Scheduler:
 
     @property
     def num_waiting(self) -> int:
-        """The number of jobs that wait for places."""
         return len(self._waiting)
 
     @property
@@ -94,7 +171,6 @@ class Scheduler:
         return was_busy
 
     def close(self, error: JakiroError | None = None) -> None:
-        """End all jobs, and free the caches."""
         jobs = [*self._waiting, *self._running.values()]
         if self._reading is not None:
             jobs.append(self._reading[0])
@@ -191,10 +267,10 @@ def _no_memory(job: Job, error: Exception) -> ResourceError:
     """
     if not is_out_of_memory(error):
         raise error
-    found = ResourceError(
+    no_memory = ResourceError(
         "there is no memory to read the prompt",
         got=f"a prompt of {len(job.request.token_ids)} tokens",
         remedy="shorten the prompt, or start the engine with fewer places",
     )
-    found.__cause__ = error
-    return found
+    no_memory.__cause__ = error
+    return no_memory

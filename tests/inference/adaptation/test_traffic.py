@@ -1,6 +1,9 @@
-"""The ring of recent texts is bounded, forgets, and keeps tenants apart."""
+"""Recent texts are bounded and kept apart by tenants; a drafter that drafts worse is noticed."""
 
-from inference.adaptation.traffic import TrafficRing
+import numpy as np
+
+from inference.adaptation.lesson import Passage
+from inference.adaptation.traffic import LOOKS, AcceptanceWatch, TrafficRing
 
 
 class _Clock:
@@ -17,6 +20,11 @@ def _filled(count: int, tenant: str = "a", ring: TrafficRing | None = None) -> T
     return ring
 
 
+def _texts(ring: TrafficRing) -> list[Passage]:
+    traffic = ring.traffic(99, 99)
+    return [*traffic.learned, *traffic.held_out]
+
+
 def test_texts_that_are_too_old_are_forgotten() -> None:
     clock = _Clock()
     ring = TrafficRing(1000, 60.0, clock)
@@ -24,7 +32,7 @@ def test_texts_that_are_too_old_are_forgotten() -> None:
     clock.now = 50.0
     ring.add("a", [4, 5, 6], 1)
     clock.now = 61.0
-    texts = [text.token_ids for part in ring.traffic(8, 8) for text in part]
+    texts = [text.token_ids for text in _texts(ring)]
     assert texts == [(4, 5, 6)]
     assert ring.num_tokens == 3
 
@@ -34,8 +42,9 @@ def test_the_tenant_with_the_most_tokens_makes_room() -> None:
     ring.add("quiet", [7, 8, 9, 9], 2)
     _filled(100, "loud", ring)
     assert ring.num_tokens == 40
-    texts = [text for part in ring.traffic(99, 99) for text in part]
-    assert [text.token_ids for text in texts if text.tenant == "quiet"] == [(7, 8, 9, 9)]
+    texts = _texts(ring)
+    assert (7, 8, 9, 9) in [text.token_ids for text in texts]
+    assert ring.traffic(99, 99).tenants == ("loud", "quiet")
     assert max(text.token_ids[0] for text in texts) == 99  # the newest ones have stayed
 
 
@@ -60,7 +69,7 @@ def test_equal_texts_are_all_learned_from_or_all_held_out() -> None:
     for number in range(200):
         for tenant in "abc":
             ring.add(tenant, [number, 1, 2], 1)
-    learned, held_out = ring.traffic(1000, 1000)
+    learned, held_out, _ = ring.traffic(1000, 1000)
     assert not {text.token_ids for text in learned} & {text.token_ids for text in held_out}
     assert 10 < len(held_out) < 50
 
@@ -70,7 +79,7 @@ def test_continuations_of_one_prompt_are_all_learned_from_or_all_held_out() -> N
     for prompt in range(100):
         for end in range(5):
             ring.add("ab"[end % 2], [prompt, 1, 2, end], 2)
-    learned, held_out = ring.traffic(1000, 1000)
+    learned, held_out, _ = ring.traffic(1000, 1000)
     assert not {text.prompt for text in learned} & {text.prompt for text in held_out}
     # A prompt is measured once: more often, it would make the measurement look more certain.
     assert len({text.prompt for text in held_out}) == len(held_out) > 4
@@ -87,9 +96,42 @@ def test_nobody_can_know_which_prompts_are_held_out() -> None:
 
 
 def test_half_of_a_lesson_is_new_and_half_is_spread_over_the_rest() -> None:
-    learned, _ = _filled(400).traffic(20, 4)
+    learned = _filled(400).traffic(20, 4).learned
     first = [text.token_ids[0] for text in learned]
     assert first == sorted(first)
     assert len(first) == len(set(first)) == 20
     assert first[0] < 10
     assert sum(number > 380 for number in first) >= 9
+
+
+def _requests(tau: float, count: int, seed: int) -> list[tuple[int, int]]:
+    random = np.random.default_rng(seed)
+    steps = random.integers(10, 30, count)
+    return [
+        (int(number) + int(random.binomial(4 * number, (tau - 1) / 4)), int(number))
+        for number in steps
+    ]
+
+
+def _outcome(before: float, after: float, seed: int) -> str:
+    watch = AcceptanceWatch()
+    for request in _requests(before, LOOKS[-1], seed):
+        assert watch.add(*request) == "waiting"
+    watch.changed(watch=True)
+    assert watch.is_watching
+    findings = [watch.add(*request) for request in _requests(after, LOOKS[-1], seed + 1000)]
+    assert not watch.is_watching
+    return next(finding for finding in findings if finding != "waiting")
+
+
+def test_a_drafter_that_is_clearly_worse_is_always_found() -> None:
+    assert {_outcome(3.0, 2.4, seed) for seed in range(50)} == {"worse"}
+
+
+def test_an_equal_drafter_is_hardly_ever_called_worse() -> None:
+    worse = sum(_outcome(3.0, 3.0, seed) == "worse" for seed in range(400))
+    assert worse <= 16  # one percent is expected
+
+
+def test_a_better_drafter_is_kept() -> None:
+    assert {_outcome(2.4, 3.0, seed) for seed in range(50)} == {"good"}

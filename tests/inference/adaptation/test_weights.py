@@ -71,7 +71,7 @@ def test_a_decoder_drafts_with_the_new_weights_and_then_with_its_own(form: Weigh
     afresh = SpeculativeDecoder(
         model, TrainedDrafter(expected, target, default_tree(expected), [form]), tree="fixed"
     )
-    options: dict[str, Any] = {"max_new_tokens": 40, "temperature": 1.0, "seed": 3}
+    options: dict[str, Any] = {"max_new_tokens": 20, "temperature": 1.0, "seed": 3}
 
     def run(used: SpeculativeDecoder) -> tuple[list[int], Any]:
         output = used.generate([1, 2, 3], **options)

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 
 import pytest
-from helpers.serving import Running, running, tiny_decoder
+from helpers.serving import Running, running, tiny_decoder, trained_decoder
 
 from inference import SpeculativeDecoder
 from inference.device import link
@@ -19,6 +19,19 @@ def decoder() -> SpeculativeDecoder:
 def server(decoder: SpeculativeDecoder) -> Iterator[Running]:
     """A server of the decoder's target for devices."""
     with running(decoder, remote_sessions=8) as found:
+        yield found
+
+
+@pytest.fixture(scope="module")
+def moa() -> SpeculativeDecoder:
+    """A decoder with a trained drafter."""
+    return trained_decoder()
+
+
+@pytest.fixture(scope="module")
+def moa_server(moa: SpeculativeDecoder) -> Iterator[Running]:
+    """A server that encodes memory for trained drafters."""
+    with running(moa, remote_sessions=8) as found:
         yield found
 
 

@@ -9,19 +9,15 @@ import httpx2
 import pytest
 import torch
 from helpers.bad_network import FAULTS, PASSED, BadNetwork, bad_network
-from helpers.models import tiny_drafter, tiny_llama, tiny_settings
 from helpers.quick import mostly_slow
-from helpers.serving import Running, running
-from helpers.tokenizers import tiny_tokenizer
+from helpers.serving import Running, drafter_apart, running, trained_decoder
 
 from inference import SpeculativeDecoder
 from inference.device import RemoteDecoder
 from inference.device.offline_text import OfflineOutput, OfflineWriting
 from inference.drafters.lookup import LookupDrafter
 from inference.drafters.small_lm import SmallLMDrafter, SmallLMSettings
-from inference.drafters.trained.drafter import TrainedDrafter
 from inference.protocol import Drafter
-from jakiro.target.adapter import TargetAdapter
 
 PROMPT = [1 + index % 50 for index in range(300)]  # its memory is fetched in two parts
 OPTIONS: dict[str, dict[str, Any]] = {
@@ -40,8 +36,8 @@ GONE, STARTED_AGAIN = "gone", "started again"  # the session is lost, or all tha
 class Pair:
     """Two servers of the same target, each of which can take the place of the other."""
 
-    def __init__(self, trunk: str, servers: tuple[Running, Running], target: TargetAdapter) -> None:
-        self.trunk, self.servers, self.target = trunk, servers, target
+    def __init__(self, decoder: SpeculativeDecoder, servers: tuple[Running, Running]) -> None:
+        self.decoder, self.servers = decoder, servers
 
     def schedule(self, seed: int, network: list[BadNetwork]) -> Any:
         """Return a random schedule of faults."""
@@ -75,11 +71,7 @@ class Pair:
 )
 def pair(request: pytest.FixtureRequest) -> Iterator[Pair]:
     """Two servers, each with a trained drafter."""
-    tokenizer = tiny_tokenizer(None)
-    model = tiny_llama(vocab=len(tokenizer), max_position_embeddings=512)
-    target = TargetAdapter(model)
-    drafter = tiny_drafter(target, tiny_settings(**TRUNKS[request.param]))
-    decoder = SpeculativeDecoder(model, drafter, tokenizer, tree="fixed")
+    decoder = trained_decoder(**TRUNKS[request.param])
     settings: dict[str, Any] = {
         "remote_sessions": 64,
         "remote_sessions_per_key": 64,
@@ -87,17 +79,15 @@ def pair(request: pytest.FixtureRequest) -> Iterator[Pair]:
     }
     settings |= {"capacity": 400}
     with running(decoder, **settings) as first, running(decoder, **settings) as second:
-        yield Pair(request.param, (first, second), decoder.target)
+        yield Pair(decoder, (first, second))
 
 
 def _drafter(kind: str, pair: Pair) -> Drafter:
-    target = pair.target
     if kind == "lookup":
         return LookupDrafter()
     if kind == "trained":
-        drafter = tiny_drafter(target, tiny_settings(**TRUNKS[pair.trunk]))
-        return TrainedDrafter.for_target(drafter, target)
-    model: Any = target.model
+        return drafter_apart(pair.decoder)
+    model: Any = pair.decoder.target.model
     if kind == "the target":
         return SmallLMDrafter(model, model, SmallLMSettings(depth=2, children=2, breadth=2))
     similar, generator = deepcopy(model), torch.Generator().manual_seed(1)

@@ -1,22 +1,19 @@
 """Texts that are drafted here and verified by a server are those of a decoder alone."""
 
 from collections.abc import Iterator
-from dataclasses import replace
 from typing import Any
 
 import httpx2
 import pytest
+from helpers.remote import QuantizedDrafter
 from helpers.serving import Running
 
 from inference import SpeculativeDecoder
 from inference.device import RemoteDecoder
 from inference.drafters.aded.drafter import AdedDrafter
-from inference.drafters.delegating import DelegatingDrafter
 from inference.drafters.lookup import LookupDrafter
 from inference.drafters.small_lm import SmallLMDrafter, SmallLMSettings
 from inference.outputs import GenerateOutput
-from inference.protocol import DraftSession
-from inference.sampling.options import Sampling
 from jakiro.errors import PromptError
 
 PROMPT = [5, 6, 7, 5, 6, 7, 5]
@@ -44,10 +41,7 @@ def test_a_text_is_that_of_the_decoder_alone(
         assert getattr(output.stats, name) == getattr(alone.stats, name)
     assert output.traffic.num_calls == 1 + output.stats.target_forwards
     assert min(output.traffic.bytes_up, output.traffic.bytes_down) > 0
-
-
-def test_drafts_are_accepted(remote: RemoteDecoder) -> None:
-    assert remote.generate(PROMPT, temperature=0, max_new_tokens=40).stats.tau > 1
+    assert output.stats.tau > 1 or options["temperature"] == 1
 
 
 def test_a_device_without_a_drafter_gets_the_text_of_the_target(
@@ -59,22 +53,13 @@ def test_a_device_without_a_drafter_gets_the_text_of_the_target(
     assert (output.new_token_ids, output.stats.tau) == (alone.new_token_ids, 1)
 
 
-class _Quantized(DelegatingDrafter):
-    """A drafter that samples from integer weights, as on a device."""
-
-    def new_session(self, sampling: Sampling, capacity: int, batch: int = 1) -> DraftSession:
-        """Return a session of the wrapped drafter."""
-        own = replace(sampling, quantizes_drafts=True)
-        return self.drafter.new_session(own, capacity, batch)
-
-
 @pytest.mark.parametrize("options", OPTIONS, ids=str)
 def test_sampled_trees_of_a_small_model_are_verified_as_on_one_machine(
     decoder: SpeculativeDecoder, server: Running, options: dict[str, Any]
 ) -> None:
     model: Any = decoder.target.model
     drafter = SmallLMDrafter(model, model, SmallLMSettings(depth=2, children=2, breadth=2))
-    alone = SpeculativeDecoder(model, _Quantized(drafter), decoder.tokenizer, tree="fixed")
+    alone = SpeculativeDecoder(model, QuantizedDrafter(drafter), decoder.tokenizer, tree="fixed")
     expected = alone.generate(PROMPT, **options)
     with RemoteDecoder(server.url, drafter) as remote:
         output = remote.generate(PROMPT, **options)
@@ -154,12 +139,9 @@ def test_the_session_of_a_text_that_is_not_read_to_its_end_is_closed(
 @pytest.mark.parametrize(
     ("prompt", "options", "message"),
     [
-        (PROMPT, {"max_new_tokens": 0}, "max_tokens cannot be used"),
         (PROMPT, {"temperature": -1.0}, "temperature cannot be used"),
-        (PROMPT, {"stop": ["a"] * 9}, "stop cannot be used"),
         (PROMPT, {"max_new_tokens": 5000}, "longer than a sequence may be"),
         ([10**6], {}, "outside the target's vocabulary"),
-        ([], {}, "prompt cannot be used"),
         ([{"role": "tool", "content": "x"}], {}, "role cannot be used"),
     ],
 )

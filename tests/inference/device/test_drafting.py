@@ -1,14 +1,20 @@
-"""Trees of one text, drafted from its tokens alone."""
+"""Drafters by their names, and trees of one text, drafted from its tokens alone."""
 
+from pathlib import Path
 from typing import Any
 
+import httpx2
 import pytest
+from helpers.false_server import Made, false_server
 from helpers.models import tiny_llama
 from helpers.remote import opening
+from helpers.serving import Running
+from helpers.tokenizers import tiny_tokenizer
 from helpers.trigrams import known_trigrams
 
-from inference.device import drafting
-from inference.device.drafting import DeviceDrafting
+from inference import SpeculativeDecoder
+from inference.device import RemoteDecoder, drafting
+from inference.device.drafting import DeviceDrafting, device_drafter
 from inference.draft_tree import SequenceTree
 from inference.drafters.aded.drafter import AdedDrafter
 from inference.drafters.combined.drafter import CombinedDrafter
@@ -16,9 +22,10 @@ from inference.drafters.lookup import LookupDrafter
 from inference.drafters.repeating import RepeatingDrafter
 from inference.drafters.small_lm import SmallLMDrafter
 from inference.protocol import Drafter
-from inference.remote.messages import OpenSession, TreeLimits
+from inference.remote.messages import OpenSession, TreeLimits, VerifierInfo
 from inference.remote.tree_frame import encode_step
-from jakiro.errors import ConfigError
+from jakiro.errors import ConfigError, TargetMismatch
+from jakiro.target.record import tokenizer_fingerprint
 
 TEXT = [1, 2, 3, 4, 1, 2, 3, 4, 1, 2, 3, 9, 1, 2]
 
@@ -90,3 +97,90 @@ def test_a_wrapped_drafter_drafts_and_reads_the_end_of_a_text() -> None:
 def test_a_drafter_that_learns_from_distributions_is_refused() -> None:
     with pytest.raises(ConfigError, match="learns from the target's distributions"):
         _drafting(CombinedDrafter(_lm(), LookupDrafter()))
+
+
+def _info(**fields: Any) -> VerifierInfo:
+    known = {
+        "model": "tiny",
+        "fingerprint": "a",
+        "target": "b",
+        "tokenizer": "c",
+        "has_template": False,
+        "vocab_size": 61,
+        "capacity": 100,
+        "limits": TreeLimits(),
+    }
+    return VerifierInfo(**{**known, **fields})
+
+
+def test_drafters_without_a_model_have_names() -> None:
+    assert isinstance(device_drafter("lookup", _info()), LookupDrafter)
+    assert isinstance(device_drafter("aded", _info()), AdedDrafter)
+    assert device_drafter("none", _info()) is None
+
+
+@pytest.mark.parametrize("name", ["aded=table", "some/drafter", "lookup+lm=x"])
+def test_other_drafters_are_refused(name: str) -> None:
+    with pytest.raises(ConfigError, match="lookup, aded, lm=MODEL, none, or a folder"):
+        device_drafter(name, _info())
+
+
+@pytest.mark.parametrize("name", ["smollm2-135m-instruct", "a folder"])
+def test_a_drafter_that_was_not_exported_is_named(name: str, tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text("{}")
+    own = str(tmp_path) if name == "a folder" else name
+    with pytest.raises(ConfigError, match=r"run jakiro export --to device .* --out FOLDER"):
+        device_drafter(own, _info())
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    found = tmp_path_factory.mktemp("small")
+    tokenizer = tiny_tokenizer(None)
+    tokenizer.save_pretrained(found)
+    tiny_llama(vocab=len(tokenizer) + 3, seed=2).save_pretrained(found)
+    return found
+
+
+def test_a_small_model_drafts_tokens_of_the_target_only(
+    folder: Path, server: Running, decoder: SpeculativeDecoder
+) -> None:
+    with RemoteDecoder(server.url, f"lm={folder}", dtype="float32") as remote:
+        output = remote.generate([5, 6, 7], temperature=1, seed=2, max_new_tokens=12)
+    assert output.stats.proposed_by_proposer.total() > 12
+    size = decoder.target.spec.vocab_size
+    drafter: Any = remote.drafter
+    assert drafter.vocab_size == size
+
+
+def test_a_small_model_with_another_tokenizer_is_refused(folder: Path) -> None:
+    own = tokenizer_fingerprint(tiny_tokenizer(None))
+    with pytest.raises(TargetMismatch, match="does not have the tokenizer of the server's target"):
+        device_drafter(f"lm={folder}", _info(tokenizer=own[::-1]))
+
+
+def _stating(server: Running, vocab_size: int) -> Made:
+    """Return the server's description of its target with another size of the vocabulary."""
+    found = httpx2.get(f"{server.url}/verify").json()
+    return Made(body={**found, "vocab_size": vocab_size})
+
+
+@pytest.mark.parametrize("change", [-50, 5_000])
+def test_a_vocabulary_that_does_not_fit_the_small_model_is_refused(
+    server: Running, decoder: SpeculativeDecoder, change: int
+) -> None:
+    model: Any = decoder.target.model
+    size = decoder.target.spec.vocab_size
+    drafter = SmallLMDrafter(model, model)
+    with (
+        false_server(lambda _path, _body: Made(500), _stating(server, size + change)) as url,
+        pytest.raises(TargetMismatch, match=rf"expected: {size} to .*; got: {size + change}; rem"),
+    ):
+        RemoteDecoder(url, drafter)
+
+
+def test_a_padded_vocabulary_fits_the_small_model(folder: Path, server: Running) -> None:
+    size = len(tiny_tokenizer(None))
+    for change in (0, 1, 2_000):
+        with false_server(lambda _path, _body: Made(500), _stating(server, size + change)) as url:
+            RemoteDecoder(url, f"lm={folder}", dtype="float32").close()

@@ -13,7 +13,6 @@ from helpers.serving import Running, running
 from inference import SpeculativeDecoder
 from inference.device import RemoteDecoder
 from inference.device.link import LinkTraffic, ServerLink
-from inference.device.text import RemoteText
 from inference.remote.messages import OpenSession
 from jakiro.errors import ConfigError, ResourceError
 
@@ -48,38 +47,33 @@ def test_a_server_without_sessions_is_named(decoder: SpeculativeDecoder) -> None
         RemoteDecoder(server.url)
 
 
-@pytest.mark.parametrize("body", [b"<html></html>", {}])
-def test_something_else_at_the_address_is_named(body: Any) -> None:
+def test_something_else_at_the_address_is_named() -> None:
     with (
-        false_server(lambda _path, _body: Made(500), Made(200, body)) as url,
+        false_server(lambda _path, _body: Made(500), Made(200, {})) as url,
         pytest.raises(ResourceError, match="check the URL"),
     ):
         RemoteDecoder(url)
 
 
-def test_answers_that_cannot_be_read_are_asked_for_again_and_then_named() -> None:
+@pytest.mark.parametrize(
+    ("page", "message"),
+    [
+        (Made(200, b"<html>Please sign in</html>"), r"answers .* cannot be read"),
+        (Made(302, b"", {"location": "http://127.0.0.1:1/sign-in"}), "got: status 302"),
+    ],
+    ids=["a page", "a redirection"],
+)
+def test_an_answer_of_another_server_is_asked_for_again_and_then_named(
+    page: Made, message: str
+) -> None:
     traffic = LinkTraffic()
-    page = Made(200, b"<html>Please sign in</html>")
     with (
         false_server(lambda _path, _body: page) as url,
         closing(ServerLink(url, patience=0.1)) as own,
-        pytest.raises(ResourceError, match=r"answers .* cannot be read") as found,
+        pytest.raises(ResourceError, match=message) as found,
     ):
         own.open(OPEN, traffic)
     assert "cannot reach" not in str(found.value)
-    assert traffic.num_repeats >= 1
-
-
-@pytest.mark.parametrize("status", [302])
-def test_a_request_is_sent_again_while_a_network_asks_to_sign_in(status: int) -> None:
-    traffic = LinkTraffic()
-    page = Made(status, b"<html></html>", {"location": "http://127.0.0.1:1/sign-in"})
-    with (
-        false_server(lambda _path, _body: page) as url,
-        closing(ServerLink(url, patience=0.1)) as own,
-        pytest.raises(ResourceError, match=f"got: status {status}"),
-    ):
-        own.open(OPEN, traffic)
     assert traffic.num_repeats >= 1
 
 
@@ -110,14 +104,6 @@ def test_a_text_can_be_closed_after_its_decoder(server: Running) -> None:
     remote.close()
     steps.close()
     assert next(steps, None) is None
-
-
-def test_a_closed_text_has_ended() -> None:
-    with closing(ServerLink("http://127.0.0.1:1", patience=0.0)) as own:
-        text = RemoteText(own, OPEN, None)
-        with pytest.raises(ResourceError):
-            next(text.steps())
-    assert text.traffic.has_ended
 
 
 def test_no_request_is_sent_again_for_a_text_that_has_ended() -> None:

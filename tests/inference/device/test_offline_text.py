@@ -5,24 +5,20 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from copy import deepcopy
 from pathlib import Path
-from threading import Event
 from typing import Any
 
-import httpx2
 import pytest
 import torch
-from helpers.bad_network import LOST, PASSED, SILENT, Schedule, bad_network
+from helpers.bad_network import LOST, PASSED, Schedule, bad_network
 from helpers.chi_square import p_value, probs_of_continuations
 from helpers.models import tiny_llama
 from helpers.offline import InProcessLink
-from helpers.raw_http import wait_until
+from helpers.quick import mostly_slow
 from helpers.serving import Running, running
 from helpers.tokenizers import tiny_tokenizer
 
 from inference import SpeculativeDecoder
 from inference.device import RemoteDecoder
-from inference.device import link as server_link
-from inference.device.link import ServerLink
 from inference.device.offline_text import (
     OfflineOutput,
     OfflineText,
@@ -32,7 +28,7 @@ from inference.device.text import RemoteStep
 from inference.drafters.lookup import LookupDrafter
 from inference.drafters.small_lm import SmallLMDrafter, SmallLMSettings
 from inference.protocol import Drafter
-from inference.remote.messages import OpenSession, SessionOpened
+from inference.remote.messages import OpenSession
 from jakiro.errors import ConfigError, ResourceError
 from jakiro.target.ends import DESCRIPTION_FILE
 
@@ -155,26 +151,6 @@ def test_a_text_that_nothing_was_written_for_ends_with_what_was_verified(
     assert output.new_token_ids == expected[: len(output.new_token_ids)] != []
 
 
-def test_a_connection_that_dies_without_a_sign_is_replaced(
-    decoder: SpeculativeDecoder,
-    server: Running,
-    good: SmallLMDrafter,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(server_link, "_FIRST_WAIT", 0.5)
-    output = _written(server, good, _down(3, 1, SILENT), GREEDY)
-    assert output.new_token_ids == decoder.generate(PROMPT, **GREEDY).new_token_ids
-    assert output.provisional.num_kept > 0
-
-
-def test_without_options_the_text_waits(server: Running, good: SmallLMDrafter) -> None:
-    with (
-        bad_network(server.root, _down(3, 6)) as network,
-        RemoteDecoder(network.url, good) as remote,
-    ):
-        assert all(step.is_verified for step in remote.steps(PROMPT, **GREEDY))
-
-
 @pytest.mark.parametrize("drafter", [None, "none"])
 def test_without_a_drafter_nothing_can_be_written_alone(
     server: Running, drafter: str | None
@@ -196,16 +172,6 @@ def test_a_named_model_has_the_tokenizer_of_provisional_text(
     assert NOW.with_tokenizer_of(str(tmp_path)).tokenizer is not None
     own = OfflineWriting(decoder.tokenizer)
     assert own.with_tokenizer_of(f"lm={tmp_path}") is own
-
-
-@pytest.mark.slow
-def test_sampled_text_is_complete_and_some_of_it_was_written_alone(
-    server: Running, good: SmallLMDrafter
-) -> None:
-    outputs = [_written(server, good, _down(first, 6), SAMPLED) for first in range(2, 6)]
-    assert all(len(output.new_token_ids) == 24 for output in outputs)
-    assert sum(output.provisional.num_kept for output in outputs) > 0
-    assert sum(output.provisional.num_retracted for output in outputs) > 0
 
 
 @contextmanager
@@ -243,9 +209,7 @@ def _is_never_longer(
     return num_provisional
 
 
-@pytest.mark.parametrize(
-    "length", [4, *(pytest.param(own, marks=pytest.mark.slow) for own in (5, 6, 9))]
-)
+@pytest.mark.parametrize("length", mostly_slow([4, 9], quick=[4]))
 def test_provisional_text_ends_with_a_token_that_ends_texts(
     decoder: SpeculativeDecoder, good: SmallLMDrafter, length: int
 ) -> None:
@@ -260,7 +224,7 @@ def test_provisional_text_ends_with_a_token_that_ends_texts(
     assert sum(found) > 0
 
 
-@pytest.mark.parametrize("begin", [6, 11])
+@pytest.mark.parametrize("begin", mostly_slow([6, 11], quick=[6]))
 def test_provisional_text_ends_before_a_stop_string(
     decoder: SpeculativeDecoder, server: Running, good: SmallLMDrafter, begin: int
 ) -> None:
@@ -275,7 +239,7 @@ def test_provisional_text_ends_before_a_stop_string(
     assert sum(found) > 0
 
 
-@pytest.mark.parametrize("most", [3, 4, 5])
+@pytest.mark.parametrize("most", mostly_slow([3, 4, 5], quick=[4]))
 def test_provisional_text_is_not_longer_than_was_requested(
     decoder: SpeculativeDecoder, server: Running, good: SmallLMDrafter, most: int
 ) -> None:
@@ -341,28 +305,3 @@ def test_sampled_text_with_an_end_follows_the_targets_distribution(
             found[tuple(output.new_token_ids)] += 1
     assert p_value(found, probs) > 0.001  # type: ignore[arg-type]
     assert sum(count for tokens, count in found.items() if len(tokens) < 4) > 30
-
-
-def test_a_session_that_opens_after_the_end_of_a_text_is_closed(
-    server: Running, good: SmallLMDrafter, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    may_open, opened, ended = Event(), ServerLink.open, list[str]()
-    found: list[SessionOpened] = []
-
-    def late(self: ServerLink, *arguments: Any) -> SessionOpened:
-        if found:
-            may_open.wait()
-        found.append(opened(self, *arguments))
-        return found[-1]
-
-    monkeypatch.setattr(ServerLink, "open", late)
-    monkeypatch.setattr(ServerLink, "submit", lambda *_: None)  # the session is lost
-    monkeypatch.setattr(ServerLink, "end", lambda _, session: ended.append(session))
-    with RemoteDecoder(server.url, good, offline=NOW) as remote:
-        steps = remote.steps(PROMPT, **GREEDY)
-        assert [next(steps).is_verified, next(steps).is_verified] == [True, False]
-        steps.close()
-        may_open.set()
-        wait_until(lambda: len(found) == 2 and found[1].session in ended)
-    for opened_session in found:  # for the other tests, which share the server
-        httpx2.delete(f"{server.url}/verify/sessions/{opened_session.session}")

@@ -8,7 +8,7 @@ from helpers.models import tiny_llama
 from helpers.remote import mixed, opening, sequence_tree, tensors
 
 from inference.device.drafting import DeviceDrafting
-from inference.device.provisional import AloneWriter, ProvisionalText, ProvisionalToken, alone_key
+from inference.device.offline_text import AloneWriter, ProvisionalText, ProvisionalToken, alone_key
 from inference.draft_tree import ROOT
 from inference.drafters.aded.drafter import AdedDrafter
 from inference.drafters.lookup import LookupDrafter

@@ -7,7 +7,7 @@ from helpers.offline import Noise, OfflineSteps
 from helpers.quick import mostly_slow
 from helpers.tables import Prefix, Tables, error_of_two_steps, no_processors
 
-from inference.device.provisional import ProvisionalText, ProvisionalToken
+from inference.device.offline_text import ProvisionalText, ProvisionalToken
 from inference.draft_tree import SequenceTree
 
 EXACT = 1e-9

@@ -14,7 +14,7 @@ from torch import Tensor
 from transformers import PreTrainedTokenizerFast
 
 from inference import SpeculativeDecoder
-from inference.client.client import ServerAnswer, ServerClient
+from inference.client import ServerAnswer, ServerClient
 from inference.generation.incremental_text import IncrementalText
 from inference.losslessness.records import Report, VerifySettings
 from inference.losslessness.reference import Reference, Tokens

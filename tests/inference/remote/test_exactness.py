@@ -7,7 +7,7 @@ from helpers.quick import mostly_slow
 from helpers.remote import VOCAB, RemoteSteps
 from helpers.tables import Prefix, Tables, error_of_two_steps, no_processors
 
-from inference.remote.step_book import StepBook
+from inference.remote.text_state import VerdictLog
 
 EXACT = 1e-9
 CLEARLY_WRONG = 0.03
@@ -34,18 +34,19 @@ def _long_replies_are_lost(num_tokens: int) -> float:
 
 
 def test_a_tree_that_travelled_as_integers_keeps_the_target_distribution() -> None:
-    assert _error(RemoteSteps(TABLES, children=2, support=3), length=2) < EXACT
+    assert _error(RemoteSteps(SMALL, children=2, support=3)) < EXACT
 
 
 @pytest.mark.parametrize("seed", mostly_slow(range(3), quick=[0]))
 def test_lost_replies_keep_the_target_distribution_over_two_steps(seed: int) -> None:
-    tables = Tables(vocab=VOCAB, components=1, seed=seed)
+    tables = Tables(vocab=4, components=1, seed=seed)
     assert _error(RemoteSteps(tables, _long_replies_are_lost)) < EXACT
 
 
 # Planted faults: the enumeration must detect each of them.
 
 
+@pytest.mark.slow
 def test_sampling_from_the_distribution_before_it_was_quantized_is_caught() -> None:
     def unquantized(chooser: Chooser, probs: np.ndarray, _: np.ndarray) -> int:
         return chooser.choose((probs / probs.sum()).tolist())
@@ -53,8 +54,8 @@ def test_sampling_from_the_distribution_before_it_was_quantized_is_caught() -> N
     assert _error(RemoteSteps(TABLES, sample=unquantized)) > 1000 * EXACT
 
 
-class _TakesNewTrees(StepBook):
-    """A book that decides the last step again if another tree is submitted for it."""
+class _TakesNewTrees(VerdictLog):
+    """A log that decides the last step again if another tree is submitted for it."""
 
     def verdict_of(self, step: int, digest: str) -> bytes | None:
         if self.last is not None and digest != self.last.digest:
@@ -62,13 +63,14 @@ class _TakesNewTrees(StepBook):
         return super().verdict_of(step, digest)
 
 
-def test_a_book_that_takes_a_new_tree_is_caught() -> None:
-    steps = RemoteSteps(SMALL, _long_replies_are_lost, book=_TakesNewTrees, redrafts=True)
+@pytest.mark.slow
+def test_a_log_that_takes_a_new_tree_is_caught() -> None:
+    steps = RemoteSteps(SMALL, _long_replies_are_lost, verdicts=_TakesNewTrees, redrafts=True)
     assert _error_of_first(steps) > CLEARLY_WRONG
 
 
-class _ForgetsVerdicts(StepBook):
-    """A book that decides the same tree again, with other random numbers."""
+class _ForgetsVerdicts(VerdictLog):
+    """A log that decides the same tree again, with other random numbers."""
 
     def verdict_of(self, step: int, digest: str) -> bytes | None:
         if self.last is not None:
@@ -76,6 +78,7 @@ class _ForgetsVerdicts(StepBook):
         return super().verdict_of(step, digest)
 
 
-def test_a_book_that_decides_a_tree_twice_is_caught() -> None:
-    steps = RemoteSteps(TABLES, _long_replies_are_lost, book=_ForgetsVerdicts)
+@pytest.mark.slow
+def test_a_log_that_decides_a_tree_twice_is_caught() -> None:
+    steps = RemoteSteps(TABLES, _long_replies_are_lost, verdicts=_ForgetsVerdicts)
     assert _error_of_first(steps) > CLEARLY_WRONG

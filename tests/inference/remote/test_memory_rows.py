@@ -21,9 +21,9 @@ def _memory(dtype: RowDtype, tokens: int = 5) -> tuple[torch.Tensor, ...]:
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
 def test_exact_rows_keep_every_bit(dtype: RowDtype) -> None:
     memory, form = _memory(dtype), RowFormat(SHAPES, dtype)
-    rows = form.encoded(memory)
+    rows = form.encode(memory)
     assert rows.shape == (5, form.num_bytes)
-    for found, expected in zip(form.decoded(rows), memory, strict=True):
+    for found, expected in zip(form.decode(rows), memory, strict=True):
         assert found.dtype == expected.dtype
         assert torch.equal(found, expected)
 
@@ -31,9 +31,9 @@ def test_exact_rows_keep_every_bit(dtype: RowDtype) -> None:
 @pytest.mark.parametrize(("encoding", "error"), [("bf16", 0.01), ("int8", 0.02)])
 def test_shorter_rows_are_close(encoding: RowEncoding, error: float) -> None:
     memory, form = _memory("float32"), RowFormat(SHAPES, "float32", encoding)
-    rows = form.encoded(memory)
+    rows = form.encode(memory)
     assert form.num_bytes == rows.shape[1] < RowFormat(SHAPES, "float32").num_bytes
-    for found, expected in zip(form.decoded(rows), memory, strict=True):
+    for found, expected in zip(form.decode(rows), memory, strict=True):
         assert found.dtype == torch.float32
         torch.testing.assert_close(found, expected, atol=2 * error, rtol=error)
 
@@ -41,8 +41,8 @@ def test_shorter_rows_are_close(encoding: RowEncoding, error: float) -> None:
 @pytest.mark.parametrize("encoding", ["exact", "bf16", "int8"])
 def test_rows_of_several_calls_are_those_of_one(encoding: RowEncoding) -> None:
     memory, form = _memory("float32"), RowFormat(SHAPES, "float32", encoding)
-    parts = [form.encoded([own[:, :, a:b] for own in memory]) for a, b in ((0, 2), (2, 2), (2, 5))]
-    assert np.array_equal(np.concatenate(parts), form.encoded(memory))
+    parts = [form.encode([own[:, :, a:b] for own in memory]) for a, b in ((0, 2), (2, 2), (2, 5))]
+    assert np.array_equal(np.concatenate(parts), form.encode(memory))
 
 
 def test_messages_with_rows_arrive_as_they_were_sent() -> None:

@@ -1,12 +1,19 @@
-"""Messages are closed: unknown fields, other types and numbers out of range are refused."""
+"""Messages are closed, and foreign bytes never raise anything but a `MessageError`."""
 
 import json
 
+import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from inference.remote.messages import (
     MessageError,
     OpenSession,
+    Progress,
+    TensorSpec,
+    decode_frame,
+    encode_frame,
     parse_message,
 )
 
@@ -35,3 +42,86 @@ def test_a_wrong_field_is_named(change: dict[str, object], field: str) -> None:
     with pytest.raises(MessageError, match=field) as found:
         parse_message(json.dumps({**OPEN, **change}), OpenSession)
     assert found.value.code == "malformed_message"
+
+
+SPECS = {"a": TensorSpec(np.int32, 1), "b": TensorSpec(np.uint16, 2)}
+MESSAGE = Progress(emitted=[4, 5], next_step=2)
+TENSORS = {"a": np.arange(3, dtype=np.int32), "b": np.ones((2, 2), np.uint16)}
+BODY = encode_frame(MESSAGE, TENSORS)
+
+
+def _body(header: object, data: bytes = b"") -> bytes:
+    text = header if isinstance(header, bytes) else json.dumps(header).encode()
+    return len(text).to_bytes(8, "little") + text + data
+
+
+def _header() -> dict[str, dict[str, object]]:
+    size = int.from_bytes(BODY[:8], "little")
+    found: dict[str, dict[str, object]] = json.loads(BODY[8 : 8 + size])
+    return found
+
+
+def _changed(name: str, **changes: object) -> bytes:
+    """Return the frame with another description of a tensor."""
+    header = _header()
+    return _body({**header, name: {**header[name], **changes}}, BODY[-20:])
+
+
+def test_a_frame_arrives_as_it_was_sent() -> None:
+    message, tensors = decode_frame(BODY, Progress, SPECS)
+    assert message == MESSAGE
+    assert {name: own.tolist() for name, own in tensors.items()} == {
+        "a": [0, 1, 2],
+        "b": [[1, 1], [1, 1]],
+    }
+
+
+def test_wide_rows_arrive_although_there_are_none() -> None:
+    specs = {"rows": TensorSpec(np.uint8, 2)}
+    frame = encode_frame(MESSAGE, {"rows": np.empty((0, 9216), np.uint8)})
+    _, tensors = decode_frame(frame, Progress, specs)
+    assert tensors["rows"].shape == (0, 9216)
+
+
+def test_tensors_that_are_not_contiguous_arrive_as_they_are() -> None:
+    wide = np.arange(8, dtype=np.uint16).reshape(2, 4)[:, ::2]
+    _, tensors = decode_frame(encode_frame(MESSAGE, {**TENSORS, "b": wide}), Progress, SPECS)
+    assert tensors["b"].tolist() == [[0, 2], [4, 6]]
+
+
+WRONG = {
+    "cut": BODY[:-1],
+    "longer": BODY + b"\0",
+    "huge header": (2**64 - 1).to_bytes(8, "little"),
+    "nested": _body(b"[" * 9000),
+    "repeated key": _body(json.dumps(_header()).replace("{", '{"a": 1, ', 1).encode(), BODY[-20:]),
+    "no tensors": _body({"__metadata__": {"jakiro": MESSAGE.model_dump_json()}}),
+    "no message": _body({**_header(), "__metadata__": {}}, BODY[-20:]),
+    "another dtype": _changed("a", dtype="F32"),
+    "another shape": _changed("a", shape=[4]),
+    "more axes": _changed("a", shape=[3, 1]),
+    "negative": _changed("b", shape=[-2, -2]),
+    "overlap": _changed("b", data_offsets=[0, 8]),
+    "overflow": _changed("b", shape=[2**63, 2**63]),
+}
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_bytes_that_are_no_frame_are_refused(name: str) -> None:
+    with pytest.raises(MessageError) as found:
+        decode_frame(WRONG[name], Progress, SPECS)
+    assert found.value.code == "malformed_frame"
+
+
+def test_a_wrong_message_in_a_right_frame_is_refused() -> None:
+    wrong = Progress.model_construct(emitted=[], next_step=0)
+    with pytest.raises(MessageError) as found:
+        decode_frame(encode_frame(wrong, TENSORS), Progress, SPECS)
+    assert found.value.code == "malformed_message"
+
+
+@settings(max_examples=200)
+@given(body=st.binary(max_size=300))
+def test_any_bytes_are_refused_by_name(body: bytes) -> None:
+    with pytest.raises(MessageError):
+        decode_frame(body, Progress, SPECS)

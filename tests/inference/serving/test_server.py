@@ -1,6 +1,5 @@
 """The ends of a server: drained, stopped in the middle of requests, or dead."""
 
-import asyncio
 import shutil
 import signal
 import socket
@@ -21,7 +20,7 @@ from openai import APIError, InternalServerError
 from inference.engine.lane import Lane
 from inference.serving.server import Server
 from inference.serving.settings import ServeSettings
-from jakiro.errors import ConfigError, PromptError, ResourceError
+from jakiro.errors import ConfigError, ResourceError
 from jakiro.utils.settings import validate_settings
 
 
@@ -38,7 +37,7 @@ def self_signed(folder: Path) -> dict[str, Path]:
     return paths
 
 
-LONG: dict[str, Any] = {"model": MODEL, "prompt": "def", "max_tokens": 60, "temperature": 0}
+LONG: dict[str, Any] = {"model": MODEL, "prompt": "def", "max_tokens": 30, "temperature": 0}
 
 
 @pytest.mark.usefixtures("slow_steps")
@@ -110,39 +109,23 @@ def test_a_port_can_be_used_once() -> None:
             Server(lambda: decoder, ServeSettings(port=port))
 
 
-def test_a_decoder_without_a_tokenizer_cannot_be_served() -> None:
-    decoder = tiny_decoder()
-    decoder.tokenizer = None
-    server = Server(lambda: decoder, ServeSettings(port=0))
-    with pytest.raises(PromptError, match="has no tokenizer"):
-        asyncio.run(server.run_until_drained(print))
-
-
-@pytest.mark.parametrize("host", ["0.0.0.0", "example.org"])
-def test_other_machines_need_a_key(host: str) -> None:
+def test_other_machines_need_a_key() -> None:
+    host = "0.0.0.0"
     with pytest.raises(ConfigError, match="requires a key"):
         validate_settings(ServeSettings, {"host": host}, source="a test")
     keys = {"api_keys": ("secret-key-1",)}
     assert validate_settings(ServeSettings, {"host": host, **keys}, source="a test").host == host
 
 
-@pytest.mark.parametrize(
-    ("options", "warns"),
-    [
-        ({"host": "0.0.0.0"}, True),
-        ({"host": "127.0.0.1"}, False),
-    ],
-    ids=str,
-)
+@pytest.mark.parametrize(("host", "warns"), [("0.0.0.0", True), ("127.0.0.1", False)])
 def test_keys_without_tls_are_warned_about(
-    options: dict[str, Any], warns: bool, caplog: pytest.LogCaptureFixture
+    host: str, warns: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
-    settings = ServeSettings(port=0, api_keys=("secret-key-1",), **options)
+    settings = ServeSettings(port=0, api_keys=("secret-key-1",), host=host)
     server = Server(tiny_decoder, settings)
     server._socket.close()
     server.service.close()
     assert ("unencrypted" in caplog.text) is warns
-    assert ("--tls-cert" in caplog.text) is warns
 
 
 @pytest.fixture(scope="module")

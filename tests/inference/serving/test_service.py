@@ -1,7 +1,9 @@
 """Admission before preparation, limits of time, and requests whose client is gone."""
 
+import asyncio
 import json
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from threading import Event
 from typing import Any
 
@@ -9,14 +11,14 @@ import httpx2
 import pytest
 from helpers.raw_http import connected, post_of, wait_until
 from helpers.serving import MODEL, SECONDS, running, tiny_decoder
-from openai import APIError, BadRequestError, InternalServerError, RateLimitError
+from openai import APIError, InternalServerError, RateLimitError
 
-from inference import SpeculativeDecoder
-from inference.drafters.lookup import LookupDrafter
 from inference.engine.context import Context
-from inference.engine.lane import Lane
-from inference.sampling.options import Sampling
+from inference.serving.answers.reply import Reply
+from inference.serving.api_error import ApiError
 from inference.serving.scheduling import decoding_options
+from inference.serving.scheduling.decoding_options import DecodingOptions
+from inference.serving.service import Admission
 
 BODY: dict[str, Any] = {"model": MODEL, "prompt": "def", "max_tokens": 4, "temperature": 0}
 
@@ -89,42 +91,6 @@ def test_a_request_that_takes_too_long_is_ended() -> None:
         assert client.completions.create(**BODY).choices
 
 
-class Picky(LookupDrafter):
-    """A drafter whose sessions take only requests that select tokens in the same way."""
-
-    def can_share(self, one: Sampling, other: Sampling) -> bool:
-        return one.description == other.description
-
-
-def test_what_a_drafter_cannot_draft_for_is_refused() -> None:
-    decoder = tiny_decoder()
-    own = SpeculativeDecoder(decoder.target.model, Picky(), decoder.tokenizer, tree="fixed")
-    with running(own) as server, server.client() as client:
-        assert client.completions.create(**BODY).choices
-        with pytest.raises(BadRequestError, match="cannot draft for this way of selecting tokens"):
-            client.completions.create(presence_penalty=1.0, **BODY)
-
-
-def test_missing_memory_ends_only_its_own_request(monkeypatch: pytest.MonkeyPatch) -> None:
-    original = Lane.prefill_of
-
-    def planted(lane: Lane, sequences: Any) -> Any:
-        if len(sequences[0].token_ids) > 20:
-            raise MemoryError("planted")
-        return original(lane, sequences)
-
-    with running(tiny_decoder()) as server, server.client() as client:
-        expected = client.completions.create(**BODY).choices[0].text
-        monkeypatch.setattr(Lane, "prefill_of", planted)
-        with ThreadPoolExecutor(8) as pool:
-            answers = [pool.submit(client.completions.create, **BODY) for _ in range(7)]
-            bad = pool.submit(client.completions.create, **{**BODY, "prompt": "a b c " * 20})
-            with pytest.raises(InternalServerError, match="no memory to read the prompt") as info:
-                bad.result()
-        assert info.value.status_code == 503
-        assert [answer.result().choices[0].text for answer in answers] == [expected] * 7
-
-
 def test_nothing_of_an_earlier_prompt_is_used_again() -> None:
     """Users must not learn from times what others have asked."""
     body = {**BODY, "prompt": "def main(argument): " * 8}
@@ -143,3 +109,62 @@ def test_nothing_of_an_earlier_prompt_is_used_again() -> None:
                 usage = client.completions.create(**body).usage
             assert usage is not None
             assert sum(read) == usage.prompt_tokens
+
+
+def _reply(count: int, lane: int = 0, user: str = "") -> Any:
+    async def made() -> Reply:
+        return Reply(["a"] * count, DecodingOptions(), lane=lane, user=user)
+
+    return asyncio.run(made())
+
+
+def test_room_is_freed_by_the_end_of_a_job_or_of_the_request(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    admission = Admission(places=1, queue=2)
+    first = _reply(2)
+    with ExitStack() as running:
+        running.enter_context(admission.admit(first))
+        running.enter_context(admission.admit(_reply(1)))
+        running.enter_context(admission.admit(_reply(3, lane=1)))
+        refused = admission.admit(_reply(1))
+        with pytest.raises(ApiError, match="too many requests are waiting") as info, refused:
+            pass
+        assert info.value.status == 429
+        # As if its jobs had ended, although their reader has not taken all of their text.
+        monkeypatch.setattr(first, "prompts", [])
+        with admission.admit(_reply(2)):
+            pass
+        with admission.admit(_reply(2)):
+            pass
+
+
+def test_a_user_cannot_take_the_room_of_the_others() -> None:
+    admission = Admission(places=2, queue=3, has_several_users=True)
+    with ExitStack() as running:
+        running.enter_context(admission.admit(_reply(1, user="one")))
+        with admission.admit(_reply(2, user="one")):
+            refused = admission.admit(_reply(1, user="one"))
+            with pytest.raises(ApiError, match="of this key; expected: at most 3") as info, refused:
+                pass
+            assert info.value.status == 429
+            running.enter_context(admission.admit(_reply(3, lane=1, user="one")))
+            running.enter_context(admission.admit(_reply(2, user="other")))
+            nothing_left = admission.admit(_reply(1, user="other"))
+            with pytest.raises(ApiError), nothing_left:
+                pass
+        with admission.admit(_reply(1, user="one")):
+            pass
+        never = admission.admit(_reply(4, user="third"))
+        with pytest.raises(ApiError, match="at most 3; got: 4") as info, never:
+            pass
+        assert info.value.status == 400
+
+
+def test_the_time_after_which_to_try_again_follows_the_duration_of_requests() -> None:
+    admission = Admission(places=2, queue=4)
+    for _ in range(50):
+        admission.observe(5.0)
+    with admission.admit(_reply(6)), pytest.raises(ApiError) as info:
+        admission.admit(_reply(1)).__enter__()
+    assert info.value.headers == {"retry-after": "15"}

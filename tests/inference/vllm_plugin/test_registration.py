@@ -40,6 +40,7 @@ def test_vllm_finds_the_plugin_by_its_entry_point() -> None:
     assert EntryPoint("jakiro", value, "vllm.general_plugins").load() is vllm_plugin.register
 
 
+@pytest.mark.slow
 def test_registration_is_the_first_use_of_vllm() -> None:
     # In a process of its own, because `tests/vllm` has the name of the package on pytest's path.
     _run(

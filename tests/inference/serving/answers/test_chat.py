@@ -11,7 +11,7 @@ MESSAGES: Any = [
     {"role": "user", "content": [{"type": "text", "text": "Why "}, {"type": "text", "text": "?"}]},
 ]
 AS_TEMPLATE = [{"role": "system", "content": "Be short."}, {"role": "user", "content": "Why ?"}]
-OPTIONS: dict[str, Any] = {"temperature": 0.9, "seed": 5, "max_completion_tokens": 20}
+OPTIONS: dict[str, Any] = {"temperature": 0.9, "seed": 5, "max_completion_tokens": 12}
 
 
 def test_the_answer_is_that_of_the_decoder(client: OpenAI, server: Running) -> None:
@@ -19,7 +19,7 @@ def test_the_answer_is_that_of_the_decoder(client: OpenAI, server: Running) -> N
     ids = decoder.tokenizer.apply_chat_template(
         AS_TEMPLATE, add_generation_prompt=True, return_dict=True
     )["input_ids"]
-    expected = decoder.generate(list(ids), temperature=0.9, seed=5, max_new_tokens=20).text
+    expected = decoder.generate(list(ids), temperature=0.9, seed=5, max_new_tokens=12).text
     found = client.chat.completions.create(model=MODEL, messages=MESSAGES, **OPTIONS)
     assert found.choices[0].message.content == expected
     assert found.choices[0].message.role == "assistant"
@@ -28,8 +28,7 @@ def test_the_answer_is_that_of_the_decoder(client: OpenAI, server: Running) -> N
     assert found.object == "chat.completion"
 
 
-@pytest.mark.parametrize("is_dumped", [False, True])
-def test_an_answer_can_be_part_of_the_next_question(client: OpenAI, is_dumped: bool) -> None:
+def test_an_answer_can_be_part_of_the_next_question(client: OpenAI) -> None:
     first = client.chat.completions.create(model=MODEL, messages=MESSAGES, **OPTIONS)
     message: Any = first.choices[0].message
     question = {"role": "user", "content": "And then?", "name": "alice"}
@@ -38,20 +37,10 @@ def test_an_answer_can_be_part_of_the_next_question(client: OpenAI, is_dumped: b
         client.chat.completions.create(
             model=MODEL, messages=[*MESSAGES, answer, question], **OPTIONS
         )
-        for answer in (message.model_dump() if is_dumped else message, retyped)
+        for answer in (message.model_dump(), retyped)
     )
     assert found.choices[0].message.content == expected.choices[0].message.content
     assert found.usage == expected.usage
-
-
-@pytest.mark.parametrize(
-    "field", [{"refusal": "no"}, {"tool_calls": [{"id": "1"}]}, {"audio": {"id": "1"}}], ids=str
-)
-def test_a_message_with_more_than_text_is_refused(client: OpenAI, field: dict[str, Any]) -> None:
-    messages: Any = [{"role": "assistant", "content": "a", **field}]
-    with pytest.raises(BadRequestError) as info:
-        client.chat.completions.create(model=MODEL, messages=messages, max_tokens=2)
-    assert info.value.param == f"messages.0.{next(iter(field))}"
 
 
 def test_a_stream_begins_with_the_role_and_ends_with_the_reason(client: OpenAI) -> None:
@@ -69,7 +58,8 @@ def test_a_stream_begins_with_the_role_and_ends_with_the_reason(client: OpenAI) 
 
 
 def test_without_a_limit_the_answer_fills_the_place(client: OpenAI, server: Running) -> None:
-    found = client.chat.completions.create(model=MODEL, messages=MESSAGES, temperature=0)
+    messages: Any = [{"role": "user", "content": "7 " * 90}]
+    found = client.chat.completions.create(model=MODEL, messages=messages, temperature=0)
     assert found.usage is not None
     is_full = found.usage.total_tokens == server.server.engine.capacity
     assert is_full or found.choices[0].finish_reason == "stop"

@@ -16,8 +16,8 @@ from inference import SpeculativeDecoder
 from inference.drafters.lookup import LookupDrafter
 
 PROMPT = "def main(argument):"
-SAMPLED = {"temperature": 0.9, "seed": 7, "max_tokens": 24}
-GREEDY = {"temperature": 0, "max_tokens": 24}
+SAMPLED = {"temperature": 0.9, "seed": 7, "max_tokens": 16}
+GREEDY = {"temperature": 0, "max_tokens": 16}
 
 
 @pytest.fixture(scope="module")
@@ -27,13 +27,13 @@ def decoder(server: Running) -> SpeculativeDecoder:
 
 def _text(decoder: SpeculativeDecoder, prompt: Any, options: dict[str, Any]) -> str:
     """Return the text that the decoder generates alone."""
-    own = {"max_new_tokens" if key == "max_tokens" else key: own for key, own in options.items()}
-    return decoder.generate(prompt, **own).text or ""
+    given = {"max_new_tokens" if key == "max_tokens" else key: own for key, own in options.items()}
+    return decoder.generate(prompt, **given).text or ""
 
 
 def test_greedy_text_is_that_of_the_target(client: OpenAI, decoder: SpeculativeDecoder) -> None:
     ids = decoder.tokenizer(PROMPT, return_tensors="pt")
-    output = decoder.target.model.generate(**ids, max_new_tokens=24, do_sample=False)
+    output = decoder.target.model.generate(**ids, max_new_tokens=16, do_sample=False)
     expected = decoder.tokenizer.decode(
         output[0, ids["input_ids"].shape[1] :], skip_special_tokens=True
     )
@@ -51,7 +51,7 @@ def test_each_of_many_requests_gets_the_text_that_it_gets_alone(
 ) -> None:
     works = [
         (PROMPT[: 4 + number], {**(GREEDY if number % 2 else SAMPLED), "max_tokens": 8 + number})
-        for number in range(10)
+        for number in range(6)
     ]
     alone = [_text(decoder, prompt, options) for prompt, options in works]
 
@@ -59,7 +59,7 @@ def test_each_of_many_requests_gets_the_text_that_it_gets_alone(
         prompt, options = work
         return client.completions.create(model=MODEL, prompt=prompt, **options).choices[0].text
 
-    with ThreadPoolExecutor(7) as pool:
+    with ThreadPoolExecutor(5) as pool:
         assert list(pool.map(served, works)) == alone
 
 
@@ -75,7 +75,7 @@ def test_the_same_seed_gives_the_same_text(client: OpenAI, decoder: SpeculativeD
 def test_choices_are_those_of_a_batch_with_the_same_seed(
     client: OpenAI, decoder: SpeculativeDecoder
 ) -> None:
-    batch = decoder.generate_batch([PROMPT] * 3, temperature=0.9, seed=7, max_new_tokens=24)
+    batch = decoder.generate_batch([PROMPT] * 3, temperature=0.9, seed=7, max_new_tokens=16)
     expected = [output.text for output in batch]
     found = client.completions.create(model=MODEL, prompt=PROMPT, n=3, **SAMPLED)
     assert [choice.text for choice in found.choices] == expected
@@ -83,7 +83,7 @@ def test_choices_are_those_of_a_batch_with_the_same_seed(
     assert len(set(expected)) == 3
     assert found.usage is not None
     assert found.usage.prompt_tokens == len(decoder.tokenizer(PROMPT)["input_ids"])
-    assert found.usage.completion_tokens == 72
+    assert found.usage.completion_tokens == 48
 
 
 def test_several_prompts_are_answered_in_their_order(
@@ -100,7 +100,7 @@ def test_several_prompts_are_answered_in_their_order(
     ] == [own.text for own in found.choices]
 
 
-@pytest.mark.parametrize("seed", mostly_slow(range(6), quick=[0, 3]))
+@pytest.mark.parametrize("seed", mostly_slow(range(6), quick=[3]))
 def test_text_ends_before_a_stop_string(
     client: OpenAI, decoder: SpeculativeDecoder, seed: int
 ) -> None:
@@ -140,21 +140,8 @@ def test_the_usage_of_a_stream_is_that_without_a_stream(client: OpenAI) -> None:
     assert found.usage is not None
     assert found.usage.completion_tokens_details is not None
     details = found.usage.completion_tokens_details
-    assert (details.accepted_prediction_tokens or 0) < 24
+    assert (details.accepted_prediction_tokens or 0) < 16
     assert (details.rejected_prediction_tokens or 0) > 0
-
-
-def test_drafts_are_counted_as_the_decoder_counts_them(
-    client: OpenAI, decoder: SpeculativeDecoder
-) -> None:
-    stats = decoder.generate(PROMPT, temperature=0, max_new_tokens=24).stats
-    usage = client.completions.create(model=MODEL, prompt=PROMPT, **GREEDY).usage
-    assert usage is not None
-    assert usage.completion_tokens_details is not None
-    accepted = usage.completion_tokens_details.accepted_prediction_tokens
-    rejected = usage.completion_tokens_details.rejected_prediction_tokens
-    assert accepted == stats.accepted.total()
-    assert rejected == stats.proposed_by_proposer.total() - accepted
 
 
 @pytest.mark.parametrize("temperature", [0, 0.8])
@@ -202,7 +189,7 @@ def test_log_probs_are_those_of_the_target(
 
 def test_deltas_are_the_text_for_many_prompts() -> None:
     parts = ["naïve ", "漢字", "😀", "→ ü", "def ", "👩‍👩‍👧"]
-    prompts = [parts[n % 6] + parts[n // 6] + str(n) for n in range(36)]
+    prompts = [parts[n % 6] + parts[n // 6] + str(n) for n in range(0, 36, 3)]
 
     async def both(client: AsyncOpenAI, prompt: str, number: int) -> tuple[str, str]:
         options: dict[str, Any] = {

@@ -1,14 +1,15 @@
-"""The details of a stream: they describe its tokens and steps, and change nothing else."""
+"""Details describe the tokens and steps of a stream, and bytes of tokens join to its text."""
 
 import json
 import urllib.request
 from collections.abc import Sequence
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
 import pytest
 from helpers.serving import MODEL, Running, running, tiny_decoder
-from helpers.tokenizers import tiny_tokenizer
+from helpers.tokenizers import spaced_tokenizer, tiny_tokenizer
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -20,8 +21,8 @@ from inference.engine.details import TokenDetails
 from inference.engine.verified_tree import VerifiedTree
 from inference.generation.incremental_text import IncrementalText
 from inference.protocol import Drafter
-from inference.serving.answers.details import DetailLog, DetailWriter
-from inference.serving.learning.adaptation import Learner
+from inference.serving.adaptation import Learner
+from inference.serving.answers.details import DetailLog, DetailWriter, bytes_of_token
 
 MESSAGES: Any = [{"role": "user", "content": "naïve 漢字 → ü? def main(argument):"}]
 NO_TREE = VerifiedTree(1, [], [], [], [], [], 2)
@@ -233,9 +234,8 @@ def test_rejected_drafts_can_be_hidden() -> None:
         (("first-key-1", "second-key-2"), AdedDrafter(), True),
         (("first-key-1", "second-key-2"), LookupDrafter(), False),
         (("first-key-1",), AdedDrafter(), False),
-        ((), AdedDrafter(), False),
     ],
-    ids=["learns", "does not learn", "one user", "everyone"],
+    ids=["learns", "does not learn", "one user"],
 )
 def test_drafts_learned_from_other_users_are_hidden(
     keys: tuple[str, ...], drafter: Drafter, is_hidden: bool
@@ -246,7 +246,32 @@ def test_drafts_learned_from_other_users_are_hidden(
         assert server.server.service.model.details.hides_rejected == is_hidden
 
 
+@pytest.mark.slow
 def test_drafts_learned_by_versions_in_a_folder_are_hidden(tmp_path: Path) -> None:
     learner, decoder = Learner(("false",), "drafter"), tiny_decoder(trained=True)
     with running(decoder, learner, adapt="shared", adapt_folder=tmp_path / "versions") as server:
         assert server.server.service.model.details.hides_rejected
+
+
+def _joined(token_ids: list[int]) -> bytes:
+    return bytes(chain.from_iterable(bytes_of_token(TOKENIZER, own) or [] for own in token_ids))
+
+
+@given(st.lists(st.integers(0, len(TOKENIZER) - 1), max_size=30))
+def test_bytes_join_to_the_text(token_ids: list[int]) -> None:
+    text = TOKENIZER.decode(token_ids, skip_special_tokens=True)
+    assert _joined(token_ids).decode(errors="replace") == text
+
+
+@pytest.mark.parametrize("text", ["漢字😀", "👩‍👩‍👧", "\N{REPLACEMENT CHARACTER}!", "a\n\t\x00ü"])
+def test_bytes_of_parts_of_characters_are_known(text: str) -> None:
+    token_ids = TOKENIZER(text)["input_ids"]
+    assert all(bytes_of_token(TOKENIZER, own) for own in token_ids)
+    assert _joined(token_ids) == text.encode()
+
+
+def test_tokens_that_are_named_by_their_byte() -> None:
+    tokenizer = spaced_tokenizer()
+    names = ["<0xC3>", "<0xBC>", "b", "</s>"]
+    token_ids = [int(tokenizer.convert_tokens_to_ids(name)) for name in names]
+    assert [bytes_of_token(tokenizer, own) for own in token_ids] == [(0xC3,), (0xBC,), (98,), None]

@@ -8,8 +8,7 @@ from helpers.serving import tiny_decoder
 from inference.engine.decode_step import DecodeStep
 from inference.serving.answers.reply import Reply
 from inference.serving.scheduling.decoding_options import DecodingOptions
-from inference.serving.scheduling.engine_thread import EngineThread
-from inference.serving.scheduling.loaded_model import LoadedModel
+from inference.serving.scheduling.engine_thread import EngineThread, LoadedModel
 from jakiro.errors import EngineStopped
 
 

@@ -215,38 +215,6 @@ def test_a_server_that_goes_away_and_comes_back(browser: "Browser") -> None:
         visit.close()
 
 
-@pytest.mark.slow
-def test_two_tabs_and_the_way_back(browser: "Browser", site: Site) -> None:
-    visit = Visit(browser, site.server.root + "/")
-    first, second = visit.open(), visit.open()
-    site.drafter.seconds = 0.01
-    for page, seed in ((first, "1"), (second, "2")):
-        page.bring_to_front()  # browsers slow down tabs in the background
-        set_options(page, seed=seed, max_tokens="30", temperature="0.9")
-        ask(page, wait=False)
-    for page, seed in ((first, 1), (second, 2)):
-        wait_for_answer(page)
-        site.drafter.seconds = 0.0
-        assert (
-            text_of_answer(page)
-            == expected_answer(site, seed=seed, max_tokens=30, temperature=0.9)["text"]
-        )
-    first.bring_to_front()
-    site.drafter.seconds = 0.02
-    set_options(first, max_tokens="2000")
-    ask(first, wait=False)
-    first.locator(".answer:last-child .token").first.wait_for()
-    first.goto(site.server.root + "/health")
-    site.server.wait_until_idle()  # leaving the page has stopped the answer
-    site.drafter.seconds = 0.0
-    first.go_back()
-    first.locator("#server[data-state=ready]").wait_for()
-    set_options(first, max_tokens="5")
-    ask(first)
-    assert "5 tokens" in first.locator(".answer .footer").last.inner_text()
-    visit.close()
-
-
 def test_events_are_found_however_they_are_cut(page: "Page") -> None:
     script = """async ([text, sizes]) => {
       const { events } = await import("/playground/sse.js");

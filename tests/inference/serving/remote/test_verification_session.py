@@ -1,32 +1,28 @@
 """Texts whose trees were drafted elsewhere are those of the decoder, whatever gets lost."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 import pytest
+from helpers.offline import open_here
 from helpers.remote import looked_up, mixed, sequence_tree, tensors
 from helpers.serving import tiny_decoder
 
 from inference import SpeculativeDecoder
 from inference.draft_tree import ROOT
-from inference.generation.preparation import prepare_requests
-from inference.remote.client_session import ClientSession
 from inference.remote.integer_distribution import TOTAL
 from inference.remote.messages import (
     MessageError,
     OpenSession,
     Progress,
-    SessionOpened,
-    TreeLimits,
     Verdict,
     parse_message,
 )
+from inference.remote.text_state import ClientSession
 from inference.remote.tree_frame import decode_step, encode_step
 from inference.serving.remote.verification_session import VerificationSession
 
 PROMPT = [5, 6, 7, 5, 6, 7, 5]
-LIMITS = TreeLimits()
 OPTIONS: dict[str, dict[str, Any]] = {
     "greedy": {"temperature": 0.0},
     "sampled": {"temperature": 0.7, "top_k": 2},  # few tokens, so that drafts are accepted
@@ -38,63 +34,37 @@ def decoder() -> SpeculativeDecoder:
     return tiny_decoder()
 
 
-@dataclass
-class Link:
-    """A server in the same process."""
-
-    decoder: SpeculativeDecoder
-    server: VerificationSession | None = None
-
-    def open(self, request: OpenSession) -> SessionOpened:
-        """Return the answer of the server."""
-        own = self.decoder
-        assert not isinstance(request.prompt, str)
-        (prepared,), _ = prepare_requests(
-            own.target.model,
-            [request.prompt],
-            {
-                "max_new_tokens": request.max_tokens,
-                **({} if request.top_k is None else {"top_k": request.top_k}),
-            },
-            temperature=request.temperature,
-            seed=request.seed,
-            max_position=own.target.spec.max_position,
-        )
-        assert own.tokenizer is not None
-        server = VerificationSession(own.target, prepared, own.tokenizer, LIMITS, request.resume)
-        while not server.is_open:
-            server.read_chunk()
-        self.server = server
-        return SessionOpened(
-            session="a",
-            fingerprint="target",
-            samples=True,
-            prompt_token_ids=request.prompt,
-            emitted=server.emitted,
-            text=server.text,
-            finished=server.is_finished,
-            next_step=server.book.next_step,
-            limits=LIMITS,
-        )
-
-    def send(self, step: int, body: bytes) -> Verdict:
-        """Return the answer of the server."""
-        assert self.server is not None
-        return parse_message(self.server.submit(step, decode_step(body)).body, Verdict)
+def send(server: VerificationSession, step: int, body: bytes) -> Verdict:
+    """Return the answer of the server."""
+    return parse_message(server.submit(step, decode_step(body)).body, Verdict)
 
 
-def written(link: Link, mode: str, max_tokens: int = 40) -> ClientSession:
-    """Let a device write a text, and submit each tree twice, as after a lost reply."""
+def opened(
+    decoder: SpeculativeDecoder, mode: str, max_tokens: int = 40
+) -> tuple[VerificationSession, ClientSession]:
+    """Return both ends of a session that has just been opened."""
     request = OpenSession(prompt=PROMPT, seed=11, max_tokens=max_tokens, **OPTIONS[mode])
     device = ClientSession(request)
-    device.on_opened(link.open(request))
+    server, answer = open_here(decoder, request)
+    device.on_opened(answer)
+    return server, device
+
+
+def decide(server: VerificationSession, device: ClientSession) -> None:
+    """Decide a step, whose tree is submitted twice, as after a lost reply."""
+    tree = looked_up(device.token_ids)
+    device.submit(tree)
+    verdict = send(server, device.next_step, tree.body)
+    assert send(server, device.next_step, tree.body) == verdict
+    device.on_verdict(verdict)
+
+
+def written(decoder: SpeculativeDecoder, mode: str) -> tuple[VerificationSession, ClientSession]:
+    """Return both ends of a text that is complete."""
+    server, device = opened(decoder, mode)
     while not device.is_finished:
-        tree = looked_up(device.token_ids)
-        device.submit(tree)
-        verdict = link.send(device.next_step, tree.body)
-        assert link.send(device.next_step, tree.body) == verdict
-        device.on_verdict(verdict)
-    return device
+        decide(server, device)
+    return server, device
 
 
 def expected(decoder: SpeculativeDecoder, mode: str, max_tokens: int = 40) -> tuple[list[int], str]:
@@ -105,23 +75,10 @@ def expected(decoder: SpeculativeDecoder, mode: str, max_tokens: int = 40) -> tu
 
 @pytest.mark.parametrize("mode", OPTIONS)
 def test_the_text_is_that_of_the_decoder_alone(decoder: SpeculativeDecoder, mode: str) -> None:
-    device = written(link := Link(decoder), mode)
+    server, device = written(decoder, mode)
     assert (device.emitted, device.text) == expected(decoder, mode)
-    assert link.server is not None
-    assert link.server.num_steps == device.next_step - 1  # each step was verified once
-    assert link.server.num_steps < len(device.emitted) - 1  # drafts were accepted
-
-
-def _opened(decoder: SpeculativeDecoder) -> tuple[VerificationSession, ClientSession]:
-    """Return the two ends of a session after its first step."""
-    link = Link(decoder)
-    device = ClientSession(OpenSession(prompt=PROMPT, seed=1, max_tokens=30, temperature=0.0))
-    device.on_opened(link.open(device.request))
-    tree = looked_up(device.token_ids)
-    device.submit(tree)
-    device.on_verdict(link.send(1, tree.body))
-    assert link.server is not None
-    return link.server, device
+    assert server.num_steps == device.next_step - 1  # each step was verified once
+    assert server.num_steps < len(device.emitted) - 1  # drafts were accepted
 
 
 Fault = Callable[[list[int]], bytes]
@@ -142,48 +99,36 @@ def _outside(token_ids: list[int]) -> bytes:
     return encode_step(len(token_ids) - 1, token_ids[-1], sequence_tree(tree)).body
 
 
-def _garbage(_: list[int]) -> bytes:
-    return b"garbage"
-
-
 @pytest.mark.parametrize(
     ("fault", "code"),
     [
         (_elsewhere, "other_text"),
         (_impossible, "sibling_outside_distribution"),
         (_outside, "token_outside_vocabulary"),
-        (_garbage, "malformed_frame"),
+        (lambda _: b"garbage", "malformed_frame"),
     ],
 )
 def test_a_faulty_tree_decides_nothing(
     decoder: SpeculativeDecoder, fault: Fault, code: str
 ) -> None:
-    server, device = _opened(decoder)
+    server, device = opened(decoder, "greedy")
+    decide(server, device)
     before = list(server.emitted)
     with pytest.raises(MessageError) as found:
         server.submit(2, decode_step(fault([*PROMPT, *device.emitted])))
     assert found.value.code == code
-    assert (server.emitted, server.book.next_step, server.num_steps) == (before, 2, 1)
+    assert (server.emitted, server.verdicts.next_step, server.num_steps) == (before, 2, 1)
     right = looked_up([*PROMPT, *device.emitted])
     verdict = server.submit(2, decode_step(right.body)).verdict
     assert verdict is not None
     assert verdict.digest == right.digest
 
 
-def test_a_tree_without_candidates_emits_one_token(decoder: SpeculativeDecoder) -> None:
-    server, device = _opened(decoder)
-    known = [*PROMPT, *device.emitted]
-    nothing = encode_step(len(known) - 1, known[-1], sequence_tree(tensors([], [])))
-    verdict = server.submit(2, decode_step(nothing.body)).verdict
-    assert verdict is not None
-    assert len(verdict.emitted) == 1
-
-
 def test_a_closed_session_refuses_everything(decoder: SpeculativeDecoder) -> None:
-    server, device = _opened(decoder)
+    server, device = opened(decoder, "greedy")
     server.close()
     with pytest.raises(MessageError) as found:
-        server.submit(2, decode_step(looked_up(device.token_ids).body))
+        server.submit(1, decode_step(looked_up(device.token_ids).body))
     assert (found.value.code, found.value.status) == ("session_gone", 410)
 
 
@@ -191,26 +136,23 @@ def test_a_closed_session_refuses_everything(decoder: SpeculativeDecoder) -> Non
 def test_a_text_that_the_request_cannot_have_is_not_resumed(
     decoder: SpeculativeDecoder, extra: list[int]
 ) -> None:
-    whole = written(Link(decoder), "greedy").emitted
-    resume = Progress(emitted=[*whole, *extra], next_step=9)
-    request = OpenSession(prompt=PROMPT, seed=11, max_tokens=40, temperature=0.0, resume=resume)
+    _, device = written(decoder, "greedy")
+    resume = Progress(emitted=[*device.emitted, *extra], next_step=9)
     with pytest.raises(MessageError, match="cannot be continued"):
-        Link(decoder).open(request)
+        open_here(decoder, device.request.model_copy(update={"resume": resume}))
 
 
 def test_a_complete_text_is_resumed_as_complete(decoder: SpeculativeDecoder) -> None:
-    device = written(Link(decoder), "greedy")
+    _, device = written(decoder, "greedy")
     resume = Progress(emitted=device.emitted, next_step=device.next_step)
-    request = OpenSession(prompt=PROMPT, seed=11, max_tokens=40, temperature=0.0, resume=resume)
-    opened = Link(decoder).open(request)
-    assert (opened.finished, opened.text) == (True, device.text)
+    _, again = open_here(decoder, device.request.model_copy(update={"resume": resume}))
+    assert (again.finished, again.text) == (True, device.text)
 
 
 def test_a_tree_with_candidates_of_both_kinds_is_verified(decoder: SpeculativeDecoder) -> None:
-    link = Link(decoder)
-    opened = link.open(OpenSession(prompt=PROMPT, seed=1, max_tokens=9, temperature=1.0))
-    tree = encode_step(len(PROMPT), opened.emitted[0], sequence_tree(mixed()))
-    verdict = link.send(1, tree.body)
+    server, device = opened(decoder, "sampled", max_tokens=9)
+    tree = encode_step(len(PROMPT), device.emitted[0], sequence_tree(mixed()))
+    verdict = send(server, 1, tree.body)
     assert (verdict.step, verdict.digest) == (1, tree.digest)
     assert len(verdict.emitted) == verdict.num_accepted + 1
 
@@ -219,13 +161,11 @@ def test_a_long_chain_that_was_written_alone_is_verified_in_one_step(
     decoder: SpeculativeDecoder,
 ) -> None:
     expected = decoder.generate(PROMPT, temperature=0, max_new_tokens=120).new_token_ids
-    link = Link(decoder)
-    device = ClientSession(OpenSession(prompt=PROMPT, seed=11, max_tokens=120, temperature=0.0))
-    device.on_opened(link.open(device.request))
+    server, device = opened(decoder, "greedy", max_tokens=120)
     wrong = [*expected[1:90], (expected[90] + 1) % 61]
     chain = sequence_tree(tensors(wrong, [node - 1 for node in range(90)]))
     tree = encode_step(len(PROMPT), expected[0], chain)
     device.submit(tree)
-    verdict = link.send(1, tree.body)
+    verdict = send(server, 1, tree.body)
     assert device.on_verdict(verdict) == expected[1:91]
     assert verdict.num_accepted == 89

@@ -66,25 +66,6 @@ def test_greedy_text_is_that_of_transformers(client: OpenAI, decoder: Speculativ
         assert list(pool.map(served, OPTIONS)) == expected
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("fields", OPTIONS[2::2], ids=str)
-def test_seeds_repeat(client: OpenAI, decoder: SpeculativeDecoder, fields: dict[str, Any]) -> None:
-    length = len(decoder.tokenizer(PROMPT)["input_ids"])
-    options: dict[str, Any] = {"model": MODEL, "prompt": PROMPT, "max_tokens": 30, **fields}
-    found = [
-        client.completions.create(temperature=0.9, seed=4, **options).choices[0].text
-        for _ in range(2)
-    ]
-    alone = decoder.generate(
-        PROMPT,
-        temperature=0.9,
-        seed=4,
-        max_new_tokens=30,
-        **_generation(decoder, fields, length),
-    )
-    assert found == [alone.text] * 2
-
-
 def _second_tokens(client: OpenAI, first: int, fields: dict[str, Any]) -> list[int]:
     """Return the second tokens of many samples whose first token is a given one."""
     found: list[int] = []

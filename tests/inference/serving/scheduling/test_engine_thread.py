@@ -1,21 +1,26 @@
-"""Threads submit prompts to the thread that owns the models."""
+"""Threads submit prompts to the thread that owns the models, whose fingerprint names them."""
 
 from concurrent.futures import ThreadPoolExecutor
 from threading import Event
 from typing import Any
 
 import pytest
+import torch
 from helpers.models import tiny_drafter, tiny_llama
+from helpers.serving import tiny_decoder
+from helpers.tokenizers import tiny_tokenizer
 from transformers import LlamaForCausalLM
 
 from inference import SpeculativeDecoder
 from inference.autotune.costs import Costs
 from inference.autotune.policy import AutoTree, ReproducibleTree
 from inference.drafters.aded.drafter import AdedDrafter
+from inference.drafters.lookup import LookupDrafter, LookupSettings
+from inference.drafters.small_lm import SmallLMDrafter
 from inference.engine.lane import Lane
 from inference.protocol import Budget
 from inference.serving.api_error import ApiError
-from inference.serving.scheduling.engine_thread import EngineThread
+from inference.serving.scheduling.engine_thread import EngineThread, LoadedModel
 from jakiro.errors import EngineStopped
 from jakiro.target.adapter import TargetAdapter
 
@@ -62,12 +67,12 @@ def test_a_request_that_is_too_long_is_refused_before_any_work(decoder: Speculat
 
 def test_a_cancelled_job_ends_and_its_place_is_free(decoder: SpeculativeDecoder) -> None:
     with EngineThread(decoder, places=1, capacity=120) as engine:
-        job = engine.submit([1, 2], temperature=0, max_new_tokens=110)
+        job = engine.submit([1, 2], temperature=0.0, max_new_tokens=110)
         next(iter(job))
         engine.cancel(job)
         steps = list(job)
         assert not any(step.finished for step in steps)
-        assert list(engine.submit([1, 2], temperature=0, max_new_tokens=5))
+        assert list(engine.submit([1, 2], temperature=0.0, max_new_tokens=5))
         engine.cancel(job)
     engine.cancel(job)
 
@@ -85,7 +90,7 @@ def test_the_death_of_the_thread_is_known_to_all_requests(
 
     monkeypatch.setattr(Lane, "step", planted)
     engine = EngineThread(decoder, places=1, capacity=120)
-    jobs = [engine.submit([1, 2], temperature=0, max_new_tokens=110) for _ in range(3)]
+    jobs = [engine.submit([1, 2], temperature=0.0, max_new_tokens=110) for _ in range(3)]
     next(iter(jobs[0]))
     may_die.set()
     for job in jobs:
@@ -115,7 +120,7 @@ def test_a_cancellation_that_fails_after_the_death_of_the_thread_holds_up_nobody
     monkeypatch.setattr(Lane, "step", dying)
     monkeypatch.setattr(Lane, "remove", failing)
     engine = EngineThread(decoder, places=1, capacity=120)
-    jobs = [engine.submit([1, 2], temperature=0, max_new_tokens=110) for _ in range(3)]
+    jobs = [engine.submit([1, 2], temperature=0.0, max_new_tokens=110) for _ in range(3)]
     assert is_stepping.wait(20)
     engine.cancel(jobs[0])
     may_die.set()
@@ -129,7 +134,7 @@ def test_a_cancellation_that_fails_after_the_death_of_the_thread_holds_up_nobody
 
 def test_close_ends_jobs_that_are_not_complete(decoder: SpeculativeDecoder) -> None:
     engine = EngineThread(decoder, places=1, capacity=120)
-    jobs = [engine.submit([1, 2], temperature=0, max_new_tokens=110) for _ in range(2)]
+    jobs = [engine.submit([1, 2], temperature=0.0, max_new_tokens=110) for _ in range(2)]
     engine.close()
     for job in jobs:
         with pytest.raises(EngineStopped, match=r"close\(\) was called"):
@@ -159,13 +164,13 @@ def test_trees_chosen_by_measurement_have_one_size_per_lane(decoder: Speculative
     other.policy = AutoTree(Budget(8, 4), Costs(verify={0: 1.0, 8: 1.1}, draft={}))
     with EngineThread(other, places=2, capacity=64) as engine:
         assert isinstance(engine.policy, ReproducibleTree)
-        assert list(engine.submit([1, 2, 3], temperature=0, max_new_tokens=9))
+        assert list(engine.submit([1, 2, 3], temperature=0.0, max_new_tokens=9))
 
 
 def test_functions_run_between_the_steps_of_requests_which_keep_their_tokens(
     decoder: SpeculativeDecoder,
 ) -> None:
-    options: dict[str, Any] = {"temperature": 0, "max_new_tokens": 40}
+    options: dict[str, Any] = {"temperature": 0.0, "max_new_tokens": 40}
     with EngineThread(decoder, places=2, capacity=64) as engine:
         job = engine.submit([1, 2, 3], **options)
         scheduler = engine.scheduler
@@ -211,4 +216,52 @@ def test_a_function_that_fails_or_was_cancelled_harms_nobody(decoder: Speculativ
         may_go_on.set()
         with pytest.raises(IndexError):
             failing.result(30)
-        assert list(engine.submit([1, 2], temperature=0, max_new_tokens=5))
+        assert list(engine.submit([1, 2], temperature=0.0, max_new_tokens=5))
+
+
+def _fingerprint(decoder: SpeculativeDecoder) -> str:
+    with EngineThread(decoder, places=2, capacity=32) as engine:
+        return LoadedModel(engine).fingerprint
+
+
+def _with_drafter(seed: int) -> SpeculativeDecoder:
+    """Return a decoder whose drafter has weights of a seed."""
+    tokenizer = tiny_tokenizer()
+    model = tiny_llama(vocab=len(tokenizer))
+    drafter = tiny_drafter(TargetAdapter(model))
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for weight in drafter.parameters():
+            weight.copy_(torch.randn(weight.shape, generator=generator))
+    return SpeculativeDecoder(model, drafter, tokenizer, tree="fixed")
+
+
+def test_the_fingerprint_depends_on_the_drafter_and_its_weights() -> None:
+    tokenizer = tiny_tokenizer()
+    model = tiny_llama(vocab=len(tokenizer))
+    small = [tiny_llama(vocab=len(tokenizer), num_hidden_layers=layers) for layers in (1, 2)]
+    decoders = [
+        _with_drafter(0),
+        _with_drafter(1),
+        tiny_decoder(),
+        SpeculativeDecoder(model, None, tokenizer, tree="fixed"),
+        *(
+            SpeculativeDecoder(model, SmallLMDrafter(own, model), tokenizer, tree="fixed")
+            for own in small
+        ),
+    ]
+    found = list(map(_fingerprint, decoders))
+    assert len(set(found)) == len(found)
+    assert _fingerprint(_with_drafter(1)) == found[1]
+    assert all(own.startswith("fp_") for own in found)
+
+
+def test_the_fingerprint_depends_on_the_trees() -> None:
+    found = set()
+    for depth in (2, 3):
+        tokenizer = tiny_tokenizer()
+        model = tiny_llama(vocab=len(tokenizer))
+        drafter = LookupDrafter(LookupSettings(depth=depth))
+        decoder = SpeculativeDecoder(model, drafter, tokenizer, tree="fixed")
+        found.add(_fingerprint(decoder))
+    assert len(found) == 2

@@ -1,22 +1,23 @@
 """One scheduler reads prompts and decodes requests of all kinds, in the order of their arrival."""
 
 from collections.abc import Callable
+from itertools import islice
 from typing import Any
 
 import pytest
 import torch
-from helpers.lanes import Work, requests_of
+from helpers.lanes import Work, lane_of, requests_of
 from helpers.models import tiny_drafter, tiny_llama, tiny_settings
 from helpers.variants import HYBRID
 from transformers import LlamaForCausalLM
 
 from inference import SpeculativeDecoder
 from inference.engine.context import Context
+from inference.engine.decode_step import DecodeStep
 from inference.engine.lane import Lane
 from inference.engine.prefill import Prefill
 from inference.serving.scheduling.engine_thread import open_lanes
-from inference.serving.scheduling.job import Job
-from inference.serving.scheduling.scheduler import Scheduler
+from inference.serving.scheduling.scheduler import Job, Scheduler
 from jakiro.errors import EngineStopped, PromptError, ResourceError
 from jakiro.target.adapter import TargetAdapter
 
@@ -200,20 +201,6 @@ def test_a_job_that_is_cancelled_before_it_is_submitted_never_starts(
     assert scheduler.num_running == len(scheduler._running) == 0
 
 
-def test_a_job_that_ends_while_it_is_decoded_leaves_its_place(decoder: SpeculativeDecoder) -> None:
-    scheduler, works = _scheduler(decoder), [_work(0), _work(4)]
-    jobs = [_job(scheduler, decoder, work) for work in works]
-    for job in jobs:
-        scheduler.add(job)
-    for _ in range(3):
-        scheduler.turn()
-    jobs[0].end()
-    scheduler.turn()
-    assert scheduler.num_running == len(scheduler._running) == 1
-    _run(scheduler)
-    assert _tokens(jobs[1]) == works[1].alone(decoder).new_token_ids
-
-
 def test_requests_that_can_never_have_a_place_are_refused_at_once(
     decoder: SpeculativeDecoder,
 ) -> None:
@@ -223,17 +210,18 @@ def test_requests_that_can_never_have_a_place_are_refused_at_once(
     assert not scheduler.turn()
 
 
+ON_GPU = torch.OutOfMemoryError("no memory")
+ON_CPU = RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory: 8 bytes")
+
+
 @pytest.mark.parametrize(
-    "error",
+    ("owner", "name", "error"),
     [
-        torch.OutOfMemoryError("no memory"),
-        RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory: 8 bytes"),
+        (Context, "read", ON_GPU),
+        (Lane, "prefill_of", ON_CPU),
+        (Lane, "append", ON_GPU),
+        (Prefill, "select_first", ON_CPU),
     ],
-    ids=str,
-)
-@pytest.mark.parametrize(
-    ("owner", "name"),
-    [(Context, "read"), (Lane, "prefill_of"), (Lane, "append"), (Prefill, "select_first")],
 )
 def test_a_prompt_without_memory_is_refused_and_the_others_go_on(
     decoder: SpeculativeDecoder,
@@ -262,9 +250,7 @@ def test_a_prompt_without_memory_is_refused_and_the_others_go_on(
     assert [lane.num_free for lane in scheduler.lanes] == [2, 2]
 
 
-@pytest.mark.parametrize(
-    ("owner", "name"), [(Context, "read"), (Lane, "prefill_of"), (Lane, "append")]
-)
+@pytest.mark.parametrize(("owner", "name"), [(Context, "read"), (Lane, "append")])
 def test_a_job_whose_prompt_raises_another_error_can_still_be_ended(
     decoder: SpeculativeDecoder, monkeypatch: pytest.MonkeyPatch, owner: type, name: str
 ) -> None:
@@ -294,3 +280,26 @@ def test_a_reader_that_cannot_be_notified_loses_its_place(decoder: SpeculativeDe
     assert jobs[1].is_abandoned
     assert jobs[1].is_ended
     assert _tokens(jobs[0]) == works[0].alone(decoder).new_token_ids
+
+
+@pytest.fixture
+def job() -> Job:
+    decoder = SpeculativeDecoder(tiny_llama(vocab=11))
+    requests = requests_of(decoder, Work([1, 2], 0, {"temperature": 0, "max_new_tokens": 9}), 1)
+    return Job(requests, lane_of(decoder, requests[0]))
+
+
+def _step(token: int, *, finished: bool = False) -> DecodeStep:
+    return DecodeStep([token], [0], finished)
+
+
+def test_the_error_of_a_job_is_raised_in_every_iteration(job: Job) -> None:
+    job.deliver(_step(1))
+    job.end(EngineStopped("the engine has stopped"))
+    seen: list[list[int]] = []
+    for _ in range(2):
+        steps = iter(job)
+        seen += [step.token_ids for step in islice(steps, 1 - len(seen))]
+        with pytest.raises(EngineStopped):
+            next(steps)
+    assert seen == [[1]]

@@ -10,7 +10,7 @@ from torch import nn
 from inference.adaptation.versions import Version, VersionFolder
 from inference.adaptation.weights import ReplaceableWeights, adapted_ends
 from inference.drafters.trained.drafter import TrainedDrafter
-from inference.serving.scheduling.loaded_model import LoadedModel
+from inference.serving.scheduling.engine_thread import LoadedModel
 from inference.serving.telemetry import Telemetry
 from jakiro.errors import CheckpointError, ConfigError, ResourceError
 from jakiro.utils.logs import get_logger
@@ -31,7 +31,7 @@ class UsedVersion:
         self.number = 0  # 0 for the drafter's own weights
         self._model, self._folder, self._telemetry = model, folder, telemetry
         self._weights = ReplaceableWeights(drafter.model)
-        self._own_fingerprint = model.fingerprint
+        self._first_fingerprint = model.fingerprint
         for number in reversed(folder.numbers):
             try:
                 version = self.read(number)
@@ -65,7 +65,7 @@ class UsedVersion:
         try:
             is_changed = await asyncio.wrap_future(done)
         except BaseException:  # `use` has gone back to the drafter's own weights
-            self._model.fingerprint, self.number = self._own_fingerprint, 0
+            self._model.fingerprint, self.number = self._first_fingerprint, 0
             raise
         if is_changed:
             self.number = number
@@ -75,7 +75,7 @@ class UsedVersion:
 
     def newest_before(self, number: int, without: Sequence[int] = ()) -> int:
         """Return the number of the newest version before another one; 0 if there is none."""
-        earlier = (own for own in self._folder.numbers if own < number and own not in without)
+        earlier = (n for n in self._folder.numbers if n < number and n not in without)
         return max(earlier, default=0)
 
     def refuse(self, number: int, error: CheckpointError) -> None:
@@ -93,12 +93,11 @@ class UsedVersion:
 
     def _fingerprint(self, version: Version | None) -> str:
         if version is None:
-            return self._own_fingerprint
-        return f"{self._own_fingerprint}_{version.record.sha256[:8]}"
+            return self._first_fingerprint
+        return f"{self._first_fingerprint}_{version.record.sha256[:8]}"
 
 
 def drafter_that_learns(model: LoadedModel) -> TrainedDrafter:
-    """Return the drafter of a model."""
     drafter = model.engine.decoder.drafter
     name = "none" if drafter is None else type(drafter).__name__
     if type(drafter) is TrainedDrafter:
@@ -116,7 +115,7 @@ def drafter_that_learns(model: LoadedModel) -> TrainedDrafter:
 def check_memory(target: nn.Module) -> None:
     """Check whether the process that learns can load the target a second time."""
     weight = next(target.parameters())
-    needed = sum(own.numel() * own.element_size() for own in target.parameters())
+    needed = sum(p.numel() * p.element_size() for p in target.parameters())
     if weight.is_cuda:
         free, _ = torch.cuda.mem_get_info(weight.device)
     else:

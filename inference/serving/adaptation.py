@@ -8,27 +8,21 @@ import asyncio
 import secrets
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Literal, NamedTuple
 
-from inference.adaptation.lesson import Lesson, LessonResult, Passage
-from inference.adaptation.traffic import Text, TrafficRing
+from inference.adaptation.lesson import LearningProcess, Lesson, LessonResult
+from inference.adaptation.traffic import AcceptanceWatch, TrafficRing
 from inference.adaptation.versions import VersionFolder, lock_of
-from inference.adaptation.watch import AcceptanceWatch
 from inference.adaptation.weights import identity_of_drafter
 from inference.protocol import RequestCounter
 from inference.serving.answers.reply import Reply
-from inference.serving.learning.process import LearningProcess
-from inference.serving.learning.used_version import (
-    UsedVersion,
-    check_memory,
-    drafter_that_learns,
-)
-from inference.serving.scheduling.loaded_model import LoadedModel
+from inference.serving.scheduling.engine_thread import LoadedModel
 from inference.serving.settings import ServeSettings
 from inference.serving.telemetry import Telemetry
+from inference.serving.used_version import UsedVersion, check_memory, drafter_that_learns
 from jakiro.errors import CheckpointError
 from jakiro.utils.files import ensure_writable_folder
 from jakiro.utils.logs import get_logger
@@ -131,7 +125,7 @@ class Adaptation:
         if self._process is not None:
             self._process.pause()
 
-    async def admitted(self) -> None:
+    async def admit(self) -> None:
         """Wait while a version that must not be used waits for the end of earlier requests."""
         await self._admits.wait()
 
@@ -271,13 +265,12 @@ class Adaptation:
             device=str(target.device),
             other_weights=learner.other_weights,
             tenants=traffic.tenants,
-            learned=_passages(traffic.learned),
-            held_out=_passages(traffic.held_out),
+            learned=traffic.learned,
+            held_out=traffic.held_out,
             seed=secrets.randbits(31),
         )
 
     def _finish(self, result: LessonResult) -> None:
-        """Record the result of a lesson."""
         process, self._process = self._process, None
         assert process is not None
         number, parent = process.lesson.number, process.lesson.parent
@@ -298,8 +291,8 @@ class Adaptation:
             _logger.warning("version %d is worse than the drafter itself: it forgets all", parent)
             self._num_undone = min(self._num_undone + 1, _MOST_DOUBLINGS)
             self._change = _Change(0, "worse")
-            for own in self._folder.numbers:
-                self._used.discard(own)
+            for version in self._folder.numbers:
+                self._used.discard(version)
         elif result.outcome == "better" and is_current:
             self._change = _Change(number, "better")
         elif result.outcome == "better":  # the parent is no longer in use
@@ -345,9 +338,3 @@ class Adaptation:
         folder = ensure_writable_folder(self._settings.adapt_folder)
         self._resources.enter_context(lock_of(folder))
         return folder
-
-
-def _passages(texts: Sequence[Text]) -> tuple[Passage, ...]:
-    return tuple(
-        Passage(token_ids=text.token_ids, prompt_length=text.prompt_length) for text in texts
-    )

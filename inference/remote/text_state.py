@@ -1,13 +1,22 @@
-"""The device's side of a text: all that is needed to go on with any server of the same target."""
+"""The state of a text at both ends, without input or output.
 
-from typing import Literal
+The device keeps all that is needed to go on with any server of the same target. The server decides
+each step once, however often it is submitted: a reply may be lost, and the loss may depend on its
+length. If the step were then decided again for another tree, or with other random numbers, the text
+would not follow the target's distribution. A submitted tree is therefore binding, and its verdict
+is kept until the next step is decided.
+"""
+
+from typing import Literal, NamedTuple
 
 from inference.remote.messages import MessageError, OpenSession, Progress, SessionOpened, Verdict
 from inference.remote.tree_frame import SubmittedTree
 
+_CONFLICT = 409
+
 
 class ClientSession:
-    """The state of one text on the device, without input or output.
+    """The state of one text on the device.
 
         no session --on_opened--> drafting n --submit--> waiting n --on_verdict--> drafting n + 1
            ^                                              |  nothing arrives: the same bytes again
@@ -74,7 +83,6 @@ class ClientSession:
         self.is_finished = opened.finished
 
     def submit(self, tree: SubmittedTree) -> None:
-        """Bind the next step to a tree."""
         assert self.submitted is None, "one tree for each step"
         self.submitted = tree
 
@@ -98,3 +106,46 @@ class ClientSession:
     def on_gone(self) -> None:
         """Open another session next; bytes that were submitted stay binding."""
         self.session_id = None
+
+
+class StoredVerdict(NamedTuple):
+    step: int
+    digest: str
+    body: bytes
+
+
+class VerdictLog:
+    """The record of a session's steps."""
+
+    def __init__(self, next_step: int = 1) -> None:
+        self.next_step = next_step
+        self.is_finished = False  # whether the text is complete
+        self.last: StoredVerdict | None = None
+
+    def verdict_of(self, step: int, digest: str) -> bytes | None:
+        """Return the stored verdict of a submitted tree; None if the tree must be verified.
+
+        Raises:
+            MessageError: another tree was submitted for this step, or this is neither the next step
+                nor the last one; nothing has changed.
+        """
+        if self.last is not None and step == self.last.step:
+            if digest != self.last.digest:
+                raise self._conflict("step_conflict", step)
+            return self.last.body
+        if step != self.next_step:
+            raise self._conflict("out_of_order", step)
+        if self.is_finished:
+            raise self._conflict("session_finished", step)
+        return None
+
+    def store(self, digest: str, verdict: bytes, is_finished: bool = False) -> None:
+        """Keep the verdict of the next step's tree, before it is sent."""
+        self.last = StoredVerdict(self.next_step, digest, verdict)
+        self.next_step += 1
+        self.is_finished = is_finished
+
+    def _conflict(self, code: str, step: int) -> MessageError:
+        expected = f"a tree for step {self.next_step}, or the last tree again"
+        message = f"step {step} cannot be submitted ({code})"
+        return MessageError(code, message, status=_CONFLICT, expected=expected)

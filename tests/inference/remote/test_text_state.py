@@ -1,11 +1,11 @@
-"""The device repeats the same bytes until their verdict arrives, and goes on after a crash."""
+"""Devices repeat the same bytes until their verdict arrives, and servers decide each step once."""
 
 import pytest
 from helpers.remote import mixed, opened_device, opening, sequence_tree, tensors
 
 from inference.draft_tree import ROOT
-from inference.remote.client_session import ClientSession
 from inference.remote.messages import ChatMessage, MessageError, OpenSession, Progress, Verdict
+from inference.remote.text_state import ClientSession, VerdictLog
 from inference.remote.tree_frame import SubmittedTree, encode_step
 
 REQUEST = OpenSession(prompt="a prompt", seed=3, max_tokens=9)
@@ -65,3 +65,34 @@ def test_a_server_that_continues_another_text_is_refused(change: dict[str, objec
     device.on_gone()
     with pytest.raises(MessageError, match="cannot continue this text"):
         device.on_opened(opening().model_copy(update=change))
+
+
+def _refused(verdicts: VerdictLog, step: int, digest: str) -> str:
+    """Return the code of a refusal, which must not change the log."""
+    before = dict(vars(verdicts))
+    with pytest.raises(MessageError) as found:
+        verdicts.verdict_of(step, digest)
+    assert vars(verdicts) == before
+    assert found.value.status == 409
+    return found.value.code
+
+
+def test_a_step_is_decided_once_and_its_verdict_is_kept_until_the_next_one() -> None:
+    verdicts = VerdictLog()
+    assert verdicts.verdict_of(1, "a") is None
+    verdicts.store("a", b"first")
+    assert _refused(verdicts, 1, "b") == "step_conflict"
+    for step in (-1, 0, 3):
+        assert _refused(verdicts, step, "a") == "out_of_order"
+    assert verdicts.verdict_of(2, "c") is None
+    assert verdicts.verdict_of(1, "a") == b"first"
+    verdicts.store("c", b"second")
+    assert _refused(verdicts, 1, "a") == "out_of_order"
+    assert verdicts.verdict_of(2, "c") == b"second"
+
+
+def test_a_finished_text_takes_no_more_trees_but_repeats_its_verdict() -> None:
+    verdicts = VerdictLog(next_step=5)
+    verdicts.store("a", b"last", is_finished=True)
+    assert _refused(verdicts, 6, "b") == "session_finished"
+    assert verdicts.verdict_of(5, "a") == b"last"

@@ -37,12 +37,12 @@ def server_address(url: str) -> str:
     return str(parsed).rstrip("/") + ("/v1" if parsed.path in ("", "/") else "")
 
 
-def described(error: Exception) -> str:
+def describe(error: Exception) -> str:
     """Return the kind and the text of an error in one line."""
     return f"{type(error).__name__}: {str(error) or 'no further description'}"
 
 
-def refused_key(url: str, status: int, *, has_key: bool) -> ConfigError:
+def key_error(url: str, status: int, *, has_key: bool) -> ConfigError:
     """Return the error for a server that does not accept the key."""
     return ConfigError(
         f"the server at {url} refuses the API key",
@@ -153,7 +153,6 @@ class ServerClient:
             ) from error
 
     def close(self) -> None:
-        """Close all connections."""
         self._http.close()
 
     def _send(self, method: str, path: str, **content: Any) -> httpx2.Response:
@@ -166,7 +165,7 @@ class ServerClient:
                 raise ResourceError(
                     f"cannot reach the server at {self.url}",
                     expected="a server that is running and can be reached from here",
-                    got=described(error),
+                    got=describe(error),
                     remedy="start the server, or check --url",
                 ) from error
             is_busy = response.status_code == httpx2.codes.TOO_MANY_REQUESTS
@@ -174,12 +173,11 @@ class ServerClient:
                 break
             time.sleep(min(seconds_to_wait(response.headers.get("retry-after")), self.seconds))
         if response.status_code in (httpx2.codes.UNAUTHORIZED, httpx2.codes.FORBIDDEN):
-            raise refused_key(self.url, response.status_code, has_key=self._has_key)
+            raise key_error(self.url, response.status_code, has_key=self._has_key)
         return response
 
 
 def _read(body: dict[str, Any]) -> ServerAnswer:
-    """Return the answer in a response; fields that are missing raise the errors of dictionaries."""
     choice = body["choices"][0]
     names = choice.get("logprobs") or {}
     # Completions list the tokens' texts; chats list objects.

@@ -8,7 +8,7 @@ import pytest
 from helpers.false_server import MODELS, Made, completion, false_server
 from helpers.serving import MODEL, running, tiny_decoder
 
-from inference.client.client import ServerClient, seconds_to_wait
+from inference.client import ServerClient, seconds_to_wait
 from jakiro.errors import ConfigError, JakiroError, ResourceError
 
 KEY = "secret-key-1"

@@ -1,1 +1,0 @@
-"""A client of servers with OpenAI's interface, and what all clients of servers share."""
