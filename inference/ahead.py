@@ -116,12 +116,14 @@ class AheadRun(DecodeRun):
         """Return the target's logits, and draft the next tree meanwhile."""
         if len(self.live) != 1 or self._budget is None or not tree.num_nodes:
             return super()._verify(tree)
-        own = tree.sequence_tree()  # before the target computes, because this waits for the device
+        sequence_tree = (
+            tree.sequence_tree()
+        )  # before the target computes, because this waits for the device
         if self._worker is None:
             logits = self._target_logits(tree)
-            self._ahead = self._drafted(own)
+            self._ahead = self._drafted(sequence_tree)
             return logits
-        drafted = self._worker.submit(self._drafted_in_thread, own)
+        drafted = self._worker.submit(self._drafted_in_thread, sequence_tree)
         try:
             return self._target_logits(tree)
         finally:
@@ -141,19 +143,19 @@ class AheadRun(DecodeRun):
         path = [tree.token_ids[node] for node in tree.best_path()]
         if not path or session is None or self._budget is None:
             return None
-        known = len(state.token_ids) - 1
+        length = len(state.token_ids) - 1
         key = state.request.sampling.stream_key(state.num_steps + 1)
         random = StepRandom([key], self.target.device, self._num_uniforms)
         guessed = [*state.token_ids, *path]
-        session.advance(self._tokens(guessed, known))
+        session.advance(self._tokens(guessed, length))
         last = session.propose(Budget(1, 1), random).sequence_tree()
         if not last.children.get(ROOT):
-            session.rollback(known)
+            session.rollback(length)
             return None
         guessed.append(_likeliest(last))
         session.advance(self._tokens(guessed, len(guessed) - 2))
         self._decoder.num_guesses += 1
-        return _Ahead(guessed, known, session.propose(self._budget, random))
+        return _Ahead(guessed, length, session.propose(self._budget, random))
 
     def _tokens(self, token_ids: list[int], start: int) -> Committed:
         """Return the tokens from `start` to the last one, which is the root."""
@@ -167,7 +169,6 @@ class AheadRun(DecodeRun):
             num_verified=(end - start,),
             token_ids=on_device([token_ids[start:end]]),
             root=on_device([token_ids[end:]]),
-            memory=None,
             start=on_device([start]),
             end=on_device([end]),
             is_padded=False,

@@ -22,17 +22,20 @@ from inference.autotune.tau_watch import TauWatch
 from inference.autotune.threads import Threads
 from inference.conversation import Conversation
 from inference.drafters.trained.drafter import TrainedDrafter
-from inference.engine.decode_step import DecodeStep
-from inference.engine.details import options_for
+from inference.engine.decode_step import DecodeStep, options_for
 from inference.engine.loop import DecodeRun
-from inference.engine.pipeline import PipelinePool
 from inference.engine.request import OutputOptions
 from inference.generation.custom_generate import pad_token_id, requests_of
 from inference.generation.preparation import Handover, prepare_requests, shifted
-from inference.generation.prompts import Prompt, encode_prompt, needed, single_prompt, unpadded
+from inference.generation.prompts import (
+    Prompt,
+    encode_prompt,
+    needed,
+    refuse_single,
+    single_prompt,
+    unpadded,
+)
 from inference.generation.streaming import feed, pieces, streamer_of_generate
-from inference.generation.unsupported import refuse_single
-from inference.loading import load_parts
 from inference.outputs import GenerateOutput, in_transformers_form, outputs_of
 from inference.protocol import AdaptiveDrafter, Drafter
 from inference.trees.shape import TreePlan, Trees
@@ -130,7 +133,11 @@ class SpeculativeDecoder:
         adapts = threads == "auto" and not captured
         self.policy = policy_for(self.target, self.drafter, tree, self.threads, adapts=adapts)
         self._watch = TauWatch(record)
-        self._pipelines = PipelinePool() if captured else None
+        self._pipelines = None
+        if captured:
+            from inference.engine.pipeline import PipelinePool
+
+            self._pipelines = PipelinePool()
 
     @classmethod
     def from_pretrained(
@@ -163,10 +170,11 @@ class SpeculativeDecoder:
             ConfigError: `target` is None, but the drafter does not name a target; or as for the
                 class.
         """
+        from inference.loading import load_parts  # each kind of drafter is optional
+
         shared: dict[str, Any] = {"compiled": compiled, "other_weights": other_weights}
         parts = load_parts(drafter, target, tree, **shared, **load)
-        shared |= {"threads": threads, "captured": captured}
-        shared |= {"batch_invariant": batch_invariant}
+        shared |= {"threads": threads, "captured": captured, "batch_invariant": batch_invariant}
         return cls(*parts, **shared)
 
     @property
@@ -247,14 +255,11 @@ class SpeculativeDecoder:
                 for each prompt, which then gets the same random numbers as alone.
         """
         refuse_single(prompts)
-        several: Sequence[Prompt]
         if isinstance(prompts, Tensor):
-            several = list(unpadded(prompts, attention_mask))
-        else:
-            several = prompts
-        if not several:
+            prompts = list(unpadded(prompts, attention_mask))
+        if not prompts:
             return []
-        group = self._group(several, temperature, seed, generation)
+        group = self._group(prompts, temperature, seed, generation)
         return self._ended(self._run(group, options_for(group.config, log_probs)))
 
     def stream(

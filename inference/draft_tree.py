@@ -11,10 +11,10 @@ Parents come before their children. Here is a tree of five nodes; the target con
     |   `-- 3 ran
     `-- 1 dog              accepted path: 0, 2, 4; then the target's next token
 
-Five types describe a tree on its way from the drafter to acceptance, or to a benchmark report:
+Four types describe a tree on its way from the drafter to acceptance:
 
     TreeLevel --assemble--> DraftTree --to_host--> SequenceTree --accept--> path, next token
-    Candidates --to_tree-------^                       `--> ExampleTree (report only)
+    Candidates --to_tree-------^
 
 A drafter that predicts distributions grows one `TreeLevel` per depth (`inference.trees.builder`); a
 drafter that looks up continuations returns `Candidates` (`inference.drafters.candidates`). Both are
@@ -30,6 +30,8 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from jakiro.target.adapter import TargetSpec
+from jakiro.target.step import StepInput
 from jakiro.utils.devices import indices_on
 
 NUM_FIELDS = 7  # integers per candidate that are copied to the host
@@ -134,6 +136,28 @@ class DraftTree:
             else SparseDistribution(probs.ids[index], probs.probs[index]),
         )
 
+    def to_step(
+        self, roots: Int[Tensor, "batch 1"], spec: TargetSpec, highest: int, start: int | None
+    ) -> StepInput:
+        """Return a target step that reads roots and trees; node n is query n + 1.
+
+        Args:
+            highest: upper bound of the positions of the roots.
+            start: position of the only root; None if there are several, or it is not known here.
+        """
+        base, count = self.base_length[:, None], self.num_nodes + 1
+        positions = torch.cat((base, base + self.depth), dim=1)
+        return StepInput(
+            token_ids=torch.cat((roots, self.token_ids.clamp(0, spec.vocab_size - 1)), dim=1),
+            positions=positions.clamp(max=spec.max_position - 1),
+            slots=base + torch.arange(count, device=base.device),
+            lengths=self.base_length,
+            highest_slot=highest + count - 1,
+            parents=torch.cat((torch.full_like(base, -1), self.parent + 1), dim=1),
+            max_depth=self.max_depth + 1,
+            start=start,
+        )
+
     def to_host(
         self, extra: Int[Tensor, "batch any"] | None = None
     ) -> tuple[list["SequenceTree"], list[list[int]]]:
@@ -159,10 +183,10 @@ class DraftTree:
             [values[field * count : (field + 1) * count] for field in range(NUM_FIELDS)]
             for values in packed
         ]
-        own_indices = range(len(packed)) if indices is None else indices
+        batch = range(len(packed)) if indices is None else indices
         trees = [
-            SequenceTree.build(own, self.draft_probs, index)
-            for index, own in zip(own_indices, columns, strict=True)
+            SequenceTree.build(fields, self.draft_probs, index)
+            for index, fields in zip(batch, columns, strict=True)
         ]
         return trees, [values[NUM_FIELDS * count :] for values in packed]
 
@@ -221,10 +245,10 @@ class SequenceTree:
         nodes: list[int] = []
         for token in token_ids:
             siblings = self.children.get(nodes[-1] if nodes else ROOT, ())
-            found = [node for node in siblings if self.token_ids[node] == token]
-            if not found:
+            node = next((node for node in siblings if self.token_ids[node] == token), None)
+            if node is None:
                 break
-            nodes.append(found[0])
+            nodes.append(node)
         return nodes
 
     def best_path(self) -> list[int]:

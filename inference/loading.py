@@ -1,4 +1,4 @@
-"""Loading of a decoder's parts (target, drafter and tokenizer), and combination of two drafters."""
+"""Loading of a decoder's parts: target, drafter or two of them, and tokenizer."""
 
 from collections.abc import Callable
 from difflib import get_close_matches
@@ -6,10 +6,12 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
+from torch import nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+from inference.adaptation.weights import sampled_weights
 from inference.drafters.aded.drafter import AdedDrafter, AdedSettings
-from inference.drafters.aded.file import load_trigrams
+from inference.drafters.aded.table import TrigramIndex, load_trigrams
 from inference.drafters.combined.drafter import CombinedDrafter
 from inference.drafters.combined.knowledge import CombinedSettings
 from inference.drafters.lookup import LookupDrafter, LookupSettings
@@ -22,6 +24,7 @@ from jakiro.drafter import JakiroDrafter
 from jakiro.errors import ConfigError
 from jakiro.target.adapter import TargetAdapter
 from jakiro.target.checks import CausalLM
+from jakiro.utils.files import fingerprint
 from jakiro.utils.logs import get_logger, quiet_libraries
 from jakiro.utils.packaged import packaged_drafter, packaged_names
 from jakiro.utils.pretrained import load_causal_lm, load_tokenizer
@@ -200,3 +203,23 @@ def _load_target(name_or_path: str, load: dict[str, Any]) -> _Target:
     return model, load_tokenizer(
         name_or_path, "the tokenizer of the target", remedy=_REMEDY, **shared
     )
+
+
+def identity_of(drafter: Drafter) -> list[Any]:
+    """Return what distinguishes a drafter from others, in a form that can be hashed."""
+    fields = vars(drafter)
+    settings = [str(fields.get(name)) for name in ("forms", "plan", "settings")]
+    parts: list[Any] = [type(drafter).__name__, drafter.version, settings]
+    model = fields.get("model")
+    if isinstance(model, nn.Module):
+        dtypes = [str(weight.dtype) for weight in model.parameters()]
+        parts.append([dtypes, sampled_weights(model, torch.float64)])
+    elif isinstance(model, TargetAdapter):
+        parts.append([model.spec.fingerprint, str(model.dtype)])
+    index = fields.get("index")
+    if isinstance(index, TrigramIndex):
+        parts.append(
+            [fingerprint(column.tobytes()) for column in (index.keys, index.ids, index.weights)]
+        )
+    inner = (fields.get(name) for name in ("drafter", "first", "second"))
+    return parts + [identity_of(other) for other in inner if isinstance(other, Drafter)]

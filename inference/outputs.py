@@ -74,9 +74,9 @@ def output_of(
         depths=[depth for step in steps for depth in step.depths],
         text=None if tokenizer is None else text_of_tokens(tokenizer, state.new_token_ids),
         stats=state.stats,
-        log_probs=[p for own in details for p in own.log_probs] if options.log_probs else None,
-        scores=tuple(s for own in details for s in own.scores) if options.scores else None,
-        logits=tuple(s for own in details for s in own.logits) if options.logits else None,
+        log_probs=[p for item in details for p in item.log_probs] if options.log_probs else None,
+        scores=tuple(s for item in details for s in item.scores) if options.scores else None,
+        logits=tuple(s for item in details for s in item.logits) if options.logits else None,
     )
 
 
@@ -111,11 +111,11 @@ def _by_step(
     vectors: Sequence[tuple[Tensor, ...] | None],
 ) -> tuple[Float[Tensor, "batch vocab"], ...] | None:
     """For each new token, return all sequences' vectors, stacked; None if none were requested."""
-    given = [own for own in vectors if own is not None]
+    given = [rows for rows in vectors if rows is not None]
     if not given:
         return None
     ended = torch.zeros_like(given[0][0])
     steps = range(max(map(len, given)))
     return tuple(
-        torch.stack([own[step] if step < len(own) else ended for own in given]) for step in steps
+        torch.stack([rows[step] if step < len(rows) else ended for rows in given]) for step in steps
     )

@@ -42,19 +42,24 @@ class Committed(NamedTuple):
     num_verified: tuple[int, ...]
     token_ids: Int[Tensor, "batch verified"]
     root: Int[Tensor, "batch 1"]
-    memory: EncodedMemory | None  # memory of the verified tokens; None if the drafter needs none
     start: Int[Tensor, " batch"]  # position of the first verified token
     end: Int[Tensor, " batch"]  # `base_length` on the device
     is_padded: bool  # whether a sequence may have fewer verified tokens than there are columns
+    # memory of the verified tokens; None if the drafter needs none
+    memory: EncodedMemory | None = None
+
+    @property
+    def starts(self) -> tuple[int, ...]:
+        """The position of each sequence's first verified token."""
+        pairs = zip(self.base_length, self.num_verified, strict=True)
+        return tuple(end - count for end, count in pairs)
 
     def starts_after(self, lengths: tuple[int, ...]) -> tuple[int, ...]:
-        pairs = zip(self.base_length, self.num_verified, strict=True)
-        starts = tuple(end - count for end, count in pairs)
-        if starts != lengths:
+        if self.starts != lengths:
             raise ValueError(
-                f"the session ends at {lengths}, but the next tokens start at {starts}"
+                f"the session ends at {lengths}, but the next tokens start at {self.starts}"
             )
-        return starts
+        return lengths
 
 
 @dataclass(frozen=True)

@@ -16,8 +16,8 @@ from inference.benchmark.report import figures_table, page_of
 from inference.benchmark.run import Comparison, prompts_for
 from inference.benchmark.settings import ComparisonSettings, parse_methods
 from inference.benchmark.subject import Subject, build_methods
-from inference.generation.colored_text import pieces_by_depth, terminal_legend, terminal_style
 from inference.generation.prompts import encode_prompt
+from inference.generation.streaming import pieces_by_depth, terminal_legend, terminal_style
 from jakiro.drafter import JakiroDrafter
 from jakiro.utils.devices import Device, choose_device
 from jakiro.utils.fetch import fetch_model

@@ -42,7 +42,7 @@ FAULTS = (
     ),
     Fault(
         "renormalization after a rejection, in the fast rule",
-        "inference/engine/sibling_checks.py",
+        "inference/engine/siblings.py",
         "torch.where(is_sampled, rest / total, point_masses)",
         "torch.where(is_sampled, rest, point_masses)",
         "tests/inference/engine",

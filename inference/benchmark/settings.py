@@ -9,7 +9,7 @@ from pydantic import AfterValidator, Field, NonNegativeFloat, NonNegativeInt, Po
 
 from inference.drafters.names import ADED, LM, UNTRAINED, PairName
 from inference.drafters.names import LOOKUP as UNTRAINED_LOOKUP
-from inference.trees.limits import MOST_CANDIDATES
+from inference.trees import MOST_CANDIDATES
 from jakiro.errors import ConfigError
 from jakiro.utils.settings import Settings, validate_settings
 

@@ -133,14 +133,14 @@ class TokenSession(AdaptiveSession):
 
     def on_finished(self, index: int, token_ids: Sequence[int]) -> None:
         """Pass the unread tokens of a complete sequence to the sequence's proposer."""
-        known = np.array(token_ids, np.int64)
-        if len(known) > self._num_read[index]:
-            self.proposers[index].read(known, self._num_read[index])
-            self._num_read[index] = len(known)
+        tokens = np.array(token_ids, np.int64)
+        if len(tokens) > self._num_read[index]:
+            self.proposers[index].read(tokens, self._num_read[index])
+            self._num_read[index] = len(tokens)
 
     def rollback(self, length: int) -> None:
         """Discard the tokens from position `length` on, but not what was learned from them."""
-        self.lengths = tuple(min(length, own) for own in self.lengths)
+        self.lengths = tuple(min(length, former) for former in self.lengths)
         self._num_read = [min(length, count) for count in self._num_read]
         self._device = None
 
@@ -155,7 +155,7 @@ class TokenSession(AdaptiveSession):
         assert isinstance(other, TokenSession)
         width = max(self._tokens.shape[1], other._tokens.shape[1])
         self._tokens = np.concatenate(
-            [_widened(own, width) for own in (self._tokens, other._tokens)]
+            [_widened(tokens, width) for tokens in (self._tokens, other._tokens)]
         )
         self.proposers += other.proposers
         self.lengths += other.lengths

@@ -90,23 +90,23 @@ def to_tree(
     Args:
         draft_probs: distributions below ROOT and all nodes; None if no candidate is sampled.
     """
-    count = max(len(own.token_ids) for own in candidates)
+    count = max(len(row.token_ids) for row in candidates)
     if count == 0:
         return DraftTree.empty(base_length, step_id)
     fields = np.zeros((7, len(candidates), count), np.int64)  # in the order of `unbind` below
     fields[1], fields[2] = ROOT, 1
     score = np.full((len(candidates), count), -np.inf, np.float32)
-    for index, own in enumerate(candidates):
-        order = np.argsort(-own.scores, kind="stable")
+    for index, row in enumerate(candidates):
+        order = np.argsort(-row.scores, kind="stable")
         size = len(order)
-        fields[:3, index, :size] = own[:3]
-        fields[4, index, :size] = 1 if own.is_valid is None else own.is_valid
-        np.log(own.scores, where=own.scores > 0, out=score[index, :size])
-        if own.source is not None:
-            fields[5, index, :size] = own.source
-        if own.drawn is not None:
-            is_drawn = own.drawn >= 0
-            fields[3, index, :size] = own.drawn
+        fields[:3, index, :size] = row[:3]
+        fields[4, index, :size] = 1 if row.is_valid is None else row.is_valid
+        np.log(row.scores, where=row.scores > 0, out=score[index, :size])
+        if row.source is not None:
+            fields[5, index, :size] = row.source
+        if row.drawn is not None:
+            is_drawn = row.drawn >= 0
+            fields[3, index, :size] = row.drawn
             fields[6, index, :size] = np.where(
                 is_drawn, CandidateKind.SAMPLED, CandidateKind.DETERMINISTIC
             )
@@ -126,7 +126,7 @@ def to_tree(
         is_valid=is_valid.bool(),
         base_length=base_length,
         max_depth=int(fields[2].max()),
-        max_siblings=max(int(np.bincount(own.parents + 1).max(initial=0)) for own in candidates),
+        max_siblings=max(int(np.bincount(row.parents + 1).max(initial=0)) for row in candidates),
         step_id=step_id,
         draft_probs=draft_probs,
     )

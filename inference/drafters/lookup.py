@@ -14,7 +14,7 @@ from pydantic import Field
 from inference.draft_tree import ROOT
 from inference.drafters.base import TokenDrafter
 from inference.drafters.candidates import Candidates
-from inference.trees.limits import MOST_CANDIDATES
+from inference.trees import MOST_CANDIDATES
 from jakiro.utils.settings import Settings
 
 _LEAST_SCORE: Final = 1e-30  # replaces scores that were rounded to 0, which has no logarithm
@@ -57,14 +57,14 @@ class LookupDrafter(TokenDrafter):
         self, token_ids: Int64[np.ndarray, " tokens"], num_nodes: int, depth: int
     ) -> Candidates:
         """Return the merged continuations of the best matches."""
-        own = self.settings
-        found = find_matches(token_ids, own.longest)
-        best = found.best(own.shortest, own.matches)
+        settings = self.settings
+        matches = find_matches(token_ids, settings.longest)
+        best = matches.best(settings.shortest, settings.matches)
         order = np.arange(len(best.lengths))
         # The longest match, which comes first, has weight 1, so the sum of the weights cannot be 0.
-        weights = own.growth ** (best.lengths - best.lengths[:1]) * own.recency**order
+        weights = settings.growth ** (best.lengths - best.lengths[:1]) * settings.recency**order
         paths = continuations(token_ids, best.ends, depth)
-        tree = merged(paths.tolist(), weights.tolist(), own.discount).best(num_nodes)
+        tree = merged(paths.tolist(), weights.tolist(), settings.discount).best(num_nodes)
         return tree._replace(strength=int(best.lengths.max(initial=0)))
 
 

@@ -53,5 +53,5 @@ class PairName(NamedTuple):
     @classmethod
     def parse(cls, text: str) -> "PairName | None":
         """Parse a pair such as `aded+drafter=DRAFTER`; return None for a single drafter."""
-        found = _PAIR.fullmatch(text)
-        return None if found is None else cls(found[1], found[2])
+        match = _PAIR.fullmatch(text)
+        return None if match is None else cls(match[1], match[2])

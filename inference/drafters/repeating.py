@@ -17,7 +17,7 @@ from inference.drafters.delegating import DelegatingDrafter, DelegatingSession
 from inference.protocol import Budget, Drafter, DraftSession, VerifyResult
 from inference.sampling.options import Sampling
 from inference.sampling.random_numbers import StepRandom
-from inference.trees.limits import MOST_CANDIDATES
+from inference.trees import MOST_CANDIDATES
 from jakiro.errors import ConfigError
 from jakiro.utils.settings import Settings
 
@@ -97,8 +97,8 @@ class _Unrolled:
             return node
         end = self._end(path)
         ancestors = set(self._nodes(node))
-        found = (other for other in self.followed.get(end or (), ()) if other not in ancestors)
-        return next(found, None)
+        matching = (other for other in self.followed.get(end or (), ()) if other not in ancestors)
+        return next(matching, None)
 
     def _likely(self, node: int) -> Iterator[int]:
         """Yield the children of a node, except those that are much less likely than the best."""
@@ -190,8 +190,8 @@ class RepeatingSession(DelegatingSession):
         scores = tree.score.exp().double().tolist()
         depth = self.settings.depth if budget.depth is None else budget.depth
         self._pairs = [
-            _Pair(own, self._repeated(own, own_scores, budget.num_nodes, depth))
-            for own, own_scores in zip(drafted, scores, strict=True)
+            _Pair(row, self._repeated(row, row_scores, budget.num_nodes, depth))
+            for row, row_scores in zip(drafted, scores, strict=True)
         ]
         candidates = [pair.repeated for pair in self._pairs]
         return to_tree(candidates, tree.base_length, tree.step_id)
@@ -230,18 +230,18 @@ class RepeatingSession(DelegatingSession):
             np.array([tree.depth[node] for node in nodes], np.int64),
             np.array([scores[node] for node in nodes]).clip(min=1e-30),
         )
-        found = with_repeats(drafted, self.settings, num_nodes, depth)
-        assert found.origin is not None
-        origin = np.array(nodes, np.int64)[found.origin]
-        return found._replace(origin=origin, source=np.array(tree.proposer_id, np.int64)[origin])
+        repeated = with_repeats(drafted, self.settings, num_nodes, depth)
+        assert repeated.origin is not None
+        origin = np.array(nodes, np.int64)[repeated.origin]
+        return repeated._replace(origin=origin, source=np.array(tree.proposer_id, np.int64)[origin])
 
     def _translated(self, result: VerifyResult) -> VerifyResult:
         """Return the result for the drafted trees, whose paths end where repetitions begin."""
         pairs = list(zip(self._pairs, result.path, strict=True))
         paths = [pair.drafted_path(path) for pair, path in pairs]
         next_token = [
-            int(pair.repeated.token_ids[path[len(own)]]) if len(own) < len(path) else last
-            for (pair, path), own, last in zip(pairs, paths, result.next_token, strict=True)
+            int(pair.repeated.token_ids[path[len(shared)]]) if len(shared) < len(path) else last
+            for (pair, path), shared, last in zip(pairs, paths, result.next_token, strict=True)
         ]
 
         return replace(result, path=paths, next_token=next_token)

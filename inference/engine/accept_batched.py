@@ -16,9 +16,14 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from inference.draft_tree import ROOT, DraftTree
-from inference.engine.sibling_checks import Checks, check_siblings
-from inference.engine.siblings import ChildTable, Siblings
-from inference.engine.support import RecordedDistribution, Support
+from inference.engine.siblings import (
+    Checks,
+    ChildTable,
+    RecordedDistribution,
+    Siblings,
+    Support,
+    check_siblings,
+)
 
 BatchTargetProbs = Callable[[Int[Tensor, " batch"]], Float[Tensor, "batch vocab"]]
 
@@ -163,6 +168,6 @@ def _following(tree: DraftTree, best_tokens: Tensor) -> Int[Tensor, "batch cells
     batch, count = tree.token_ids.shape
     parents = tree.parent + 1
     is_best = tree.is_valid & (tree.token_ids == best_tokens.gather(1, parents))
-    own = torch.arange(1, count + 1, device=parents.device)
+    cells = torch.arange(1, count + 1, device=parents.device)
     following = parents.new_full((batch, count + 2), count + 1)
-    return following.scatter_reduce_(1, parents, torch.where(is_best, own, count + 1), "amin")
+    return following.scatter_reduce_(1, parents, torch.where(is_best, cells, count + 1), "amin")

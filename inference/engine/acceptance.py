@@ -2,7 +2,8 @@
 
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
-from typing import Any, NamedTuple
+from functools import partial
+from typing import NamedTuple
 
 import torch
 from jaxtyping import Float, Int
@@ -13,11 +14,62 @@ from inference.engine.accept import accept_greedy_path, accept_path, sample_toke
 from inference.engine.accept_batched import AcceptedPaths, accept_greedy_paths, accept_paths
 from inference.engine.request import SequenceState
 from inference.sampling.batch import BatchSampling
-from inference.sampling.distribution import ProcessedDistribution
-from inference.sampling.options import Sampling
+from inference.sampling.options import Sampling, widened
 from inference.sampling.random_numbers import StepRandom
 from jakiro.errors import DraftError, JakiroError, NumericalError, RequestError
 from jakiro.utils.devices import indices_on
+
+
+class ProcessedDistribution:
+    """The target's processed distribution after each node, given the path to that node.
+
+    Args:
+        emitted: all tokens up to and including the root; later, more tokens may be appended to
+            this list.
+    """
+
+    def __init__(
+        self,
+        logits: Float[Tensor, "queries vocab"],
+        emitted: list[int],
+        tree: SequenceTree,
+        sampling: Sampling,
+    ) -> None:
+        self.logits = logits
+        self.emitted = emitted
+        self.length = len(emitted)
+        self.tree = tree
+        self.sampling = sampling
+
+    def __call__(self, node: int) -> Float[Tensor, " vocab"]:
+        """Return the distribution after `node` (or ROOT), in float32 or higher precision."""
+        probs = self.sampling.probs(self.scores(node)[None])[0]
+        _check_finite(probs, self.raw(node), position=self.position(node))
+        return probs
+
+    def best(self, node: int) -> int:
+        """Return the most likely token after `node` (or ROOT)."""
+        scores, token = self.scores(node).max(dim=-1)
+        _check_finite(scores, self.raw(node), position=self.position(node))
+        return int(token)
+
+    def position(self, node: int) -> int:
+        """Return the position of the token that follows `node` (or ROOT)."""
+        return self.length + len(self.tree.path(node))
+
+    def raw(self, node: int) -> Float[Tensor, " vocab"]:
+        """Return the target's raw logits after `node` (or ROOT)."""
+        return self.logits[node + 1]
+
+    def scores(self, node: int) -> Float[Tensor, " vocab"]:
+        """Return the processed logits after `node` (or ROOT)."""
+        return self.sampling.processed(self._prefix(node), widened(self.raw(node)[None]))[0]
+
+    def _prefix(self, node: int) -> Int[Tensor, "1 tokens"]:
+        if self.sampling.is_prefix_free:
+            return torch.empty(1, 0, dtype=torch.long, device=self.logits.device)
+        drafted = [self.tree.token_ids[index] for index in self.tree.path(node)]
+        return torch.tensor([[*self.emitted[: self.length], *drafted]], device=self.logits.device)
 
 
 class AcceptResult(NamedTuple):
@@ -84,15 +136,32 @@ def accept_trees(
     are not affected.
 
     Sequences whose processors ignore the preceding tokens are accepted together on the device,
-    however different their options are. The host reads from the device once for all of them.
+    however different their options are, and the host reads from the device once for all of them.
+    All others are accepted on the host, one by one.
     """
-    each = [state.request.sampling for state in sequences]
-    together = [index for index, own in enumerate(each) if needs_no_host(own)]
+    options = [state.request.sampling for state in sequences]
+    together = [index for index, sampling in enumerate(options) if needs_no_host(sampling)]
+    accepted: AcceptedPaths | None = None
     if together and accepts_on_device(logits.device, len(together)):
-        with suppress(RequestError):  # after this error, the sequences are accepted one by one
-            accepted = accept_on_device(tree, logits, BatchSampling(each), random, together)
-            return _with_others(tree, logits, sequences, random, accepted, together)
-    return AcceptedTokens.of(_one_by_one(tree, logits, sequences, random), logits.device)
+        with suppress(RequestError):  # the sequences are then accepted one by one
+            accepted = accept_on_device(tree, logits, BatchSampling(options), random, together)
+    if accepted is not None and len(together) == len(sequences):
+        outcome = outcome_of(tree, accepted).tolist()
+        results = read_results(tree, outcome, logits, sequences, together)
+        return AcceptedTokens(results, accepted.path, accepted.next_token)
+    packed = tree.packed() if accepted is None else outcome_of(tree, accepted)
+    trees, integers = tree.unpacked(packed.tolist())
+    uniforms: list[list[float]] = [[]] * len(sequences)
+    if any(sampling.do_sample for sampling in options):
+        uniforms = random.uniforms(tree.num_nodes + 1).tolist()
+    results = []
+    for index, state in enumerate(sequences):
+        if accepted is not None and index in together:
+            accept: _Accept = partial(_from_device, integers=integers[index])
+        else:
+            accept = partial(_on_host, uniforms=uniforms[index])
+        results.append(_outcome(accept, trees[index], logits[index], state))
+    return AcceptedTokens.of(results, logits.device)
 
 
 def accepts_on_device(device: torch.device, num_sequences: int) -> bool:
@@ -145,8 +214,8 @@ def accept_on_device(
         return parts[0][1]
     path = tree.parent.new_full((len(logits), tree.max_depth), ROOT)
     whole = AcceptedPaths(path, path.new_zeros(len(path)), path.new_zeros(len(path)).bool())
-    for own, accepted in parts:
-        index = indices_on(logits.device, own)
+    for members, accepted in parts:
+        index = indices_on(logits.device, members)
         for destination, part in zip(whole, accepted, strict=True):
             destination.index_copy_(0, index, part)
     return whole
@@ -173,26 +242,17 @@ def _sampled_paths(
 
 def _greedy_paths(tree: DraftTree, logits: Tensor, indices: Sequence[int]) -> AcceptedPaths:
     """Return the accepted paths of the sequences at these batch indices, all without processors."""
-    index = None if len(indices) == len(logits) else indices_on(logits.device, indices)
-    if index is None or 2 * len(indices) > len(logits):  # reading more is faster than copying
-        highest, best = logits.max(dim=-1)
-        if index is not None:
-            highest, best = highest[index], best[index]
-    else:
-        highest, best = logits[index].max(dim=-1)
-    own = tree if index is None else tree.of_sequences(indices)
-    path, next_token = accept_greedy_paths(own, best)
+    if len(indices) < len(logits):
+        tree, logits = tree.of_sequences(indices), logits[indices_on(logits.device, indices)]
+    highest, best = logits.max(dim=-1)
+    path, next_token = accept_greedy_paths(tree, best)
     is_finite = highest.isfinite()
     is_sound = is_finite[:, 0] & is_finite.gather(1, path + 1).all(dim=1)
     return AcceptedPaths(path, next_token, is_sound)
 
 
 def outcome_of(tree: DraftTree, accepted: AcceptedPaths) -> Int[Tensor, "batch fields"]:
-    """Return the trees and their acceptance as integers, to be copied to the host at once.
-
-    Args:
-        accepted: accepted paths and next tokens.
-    """
+    """Return the trees and their acceptance as integers, to be copied to the host at once."""
     ends = torch.stack((accepted.next_token, accepted.is_sound.long()), dim=1)
     return tree.packed(torch.cat((accepted.path, ends), dim=1))
 
@@ -204,87 +264,36 @@ def read_results(
     sequences: Sequence[SequenceState],
     indices: Sequence[int],
 ) -> list[AcceptResult]:
-    """Return the outcome of each sequence; a sequence that cannot be verified has an error."""
-    trees, extra = tree.unpacked(outcome, indices)
-    return _each(_unpacked, trees, logits, sequences, extra)
+    """Return the outcome of each sequence; a sequence that cannot be verified has an error.
 
-
-def _with_others(
-    tree: DraftTree,
-    logits: Tensor,
-    sequences: Sequence[SequenceState],
-    random: StepRandom,
-    accepted: AcceptedPaths,
-    together: Sequence[int],
-) -> AcceptedTokens:
-    """Return all outcomes, given those of the sequences at some batch indices.
-
-    The outcomes of all other sequences are computed on the host.
+    Args:
+        outcome: integers of `outcome_of`, of the sequences at the batch indices `indices`.
     """
-    outcome = outcome_of(tree, accepted).tolist()
-    every = range(len(sequences))
-    if len(together) == len(sequences):
-        results = read_results(tree, outcome, logits, sequences, every)
-        return AcceptedTokens(results, accepted.path, accepted.next_token)
-    trees, extra = tree.unpacked(outcome)
-    numbers = _uniforms(tree, sequences, random)
-    results = []
-    for index in every:
-        is_read = index in together
-        function, number = (_unpacked, extra[index]) if is_read else (_on_host, numbers[index])
-        own = slice(index, index + 1)
-        results += _each(function, trees[own], logits[own], sequences[own], [number])
-    return AcceptedTokens.of(results, logits.device)
+    trees, integers = tree.unpacked(outcome, indices)
+    return [
+        _outcome(partial(_from_device, integers=numbers), host_tree, sequence_logits, state)
+        for numbers, host_tree, sequence_logits, state in zip(
+            integers, trees, logits, sequences, strict=True
+        )
+    ]
 
 
-def _one_by_one(
-    tree: DraftTree, logits: Tensor, sequences: Sequence[SequenceState], random: StepRandom
-) -> list[AcceptResult]:
-    """Return the outcome of each sequence, computed on the host; works with any processors.
-
-    Unlike on the device, the processors may read the tokens on the path to a node.
-    """
-    if all(state.request.sampling.is_unprocessed_greedy for state in sequences):
-        highest, best = logits.max(dim=-1)
-        trees, extra = tree.to_host(torch.cat((best, highest.isfinite().long()), dim=1))
-        return _each(_greedy, trees, logits, sequences, extra)
-    trees, _ = tree.to_host()
-    return _each(_on_host, trees, logits, sequences, _uniforms(tree, sequences, random))
+_Accept = Callable[[SequenceTree, ProcessedDistribution], AcceptResult]
 
 
-def _uniforms(
-    tree: DraftTree, sequences: Sequence[SequenceState], random: StepRandom
-) -> list[list[float]]:
-    """Return each sequence's random numbers on the host; none if no sequence samples."""
-    if not any(state.request.sampling.do_sample for state in sequences):
-        return [[]] * len(sequences)
-    numbers: list[list[float]] = random.uniforms(tree.num_nodes + 1).tolist()
-    return numbers
+def _outcome(
+    accept: _Accept, tree: SequenceTree, logits: Tensor, state: SequenceState
+) -> AcceptResult:
+    """Return the outcome of a sequence, which may be an error."""
+    distribution = ProcessedDistribution(logits, state.token_ids, tree, state.request.sampling)
+    try:
+        _check_tokens(tree, vocab=logits.shape[-1])
+        return accept(tree, distribution)
+    except (NumericalError, DraftError, RequestError) as error:
+        return AcceptResult(tree, [], 0, distribution, error)
 
 
-Numbers = list[int] | list[float]
-
-
-def _each(
-    accept: Callable[[SequenceTree, ProcessedDistribution, Any], AcceptResult],
-    trees: Sequence[SequenceTree],
-    logits: Iterable[Tensor],
-    sequences: Sequence[SequenceState],
-    numbers: Sequence[Numbers],
-) -> list[AcceptResult]:
-    """Return the outcome of each sequence; an error is the outcome of its sequence alone."""
-    results = []
-    for tree, own, state, more in zip(trees, logits, sequences, numbers, strict=True):
-        distribution = ProcessedDistribution(own, state.token_ids, tree, state.request.sampling)
-        try:
-            _check_tokens(tree, vocab=own.shape[-1])
-            results.append(accept(tree, distribution, more))
-        except (NumericalError, DraftError, RequestError) as error:
-            results.append(AcceptResult(tree, [], 0, distribution, error))
-    return results
-
-
-def _unpacked(
+def _from_device(
     tree: SequenceTree, distribution: ProcessedDistribution, integers: list[int]
 ) -> AcceptResult:
     """Return the outcome that was computed on the device.
@@ -300,35 +309,41 @@ def _unpacked(
     return result
 
 
-def _greedy(
-    tree: SequenceTree, distribution: ProcessedDistribution, integers: list[int]
+def _on_host(
+    tree: SequenceTree, distribution: ProcessedDistribution, uniforms: list[float]
 ) -> AcceptResult:
-    """Return the outcome of greedy decoding without processors.
+    """Return the outcome with any processors, which may read the tokens on the path to a node.
 
     Args:
-        integers: best token of each query, followed by 1 or 0 for each query: whether its best
-            logit is finite.
+        uniforms: random numbers in the order of their use; not used in greedy decoding.
     """
-    best_tokens, is_finite = integers[: len(integers) // 2], integers[len(integers) // 2 :]
-    path, next_token = accept_greedy_path(tree, lambda node: best_tokens[node + 1])
-    result = AcceptResult(tree, path, next_token, distribution)
-    if not all(is_finite[node + 1] for node in result.visited):
-        _explain(result)
-    return result
-
-
-def _on_host(
-    tree: SequenceTree, distribution: ProcessedDistribution, numbers: list[float]
-) -> AcceptResult:
-    """Return the outcome with any processors; uniform random numbers are for sampling only."""
     if not distribution.sampling.do_sample:
         path, next_token = accept_greedy_path(tree, distribution.best)
         return AcceptResult(tree, path, next_token, distribution)
-    uniforms = iter(numbers)
+    numbers = iter(uniforms)
     path, next_probs = accept_path(
-        tree, distribution, lambda probability: next(uniforms) < probability
+        tree, distribution, lambda probability: next(numbers) < probability
     )
-    return AcceptResult(tree, path, sample_token(next_probs, next(uniforms)), distribution)
+    return AcceptResult(tree, path, sample_token(next_probs, next(numbers)), distribution)
+
+
+def _check_finite(values: Tensor, logits: Float[Tensor, " vocab"], position: int) -> None:
+    """Raise an error if the largest value is not finite; the message names the cause."""
+    if bool(values.max().isfinite()):
+        return
+    if bool(logits.isnan().any() | logits.isposinf().any() | logits.isneginf().all()):
+        raise NumericalError(
+            f"the target's logits for position {position} are not finite",
+            expected="finite numbers, or -inf for tokens that cannot follow",
+            got="NaN or inf",
+            remedy="load the target in float32 or bfloat16, and check its weights",
+        )
+    raise NumericalError(
+        f"the logits processors leave no token for position {position}",
+        expected="at least one token with a finite score",
+        got="none",
+        remedy="relax the processors or constraints",
+    )
 
 
 def _check_tokens(tree: SequenceTree, vocab: int) -> None:

@@ -5,6 +5,7 @@ from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 import torch
 from jaxtyping import Float
@@ -12,23 +13,25 @@ from torch import Tensor
 
 from inference.draft_tree import DraftTree
 from inference.engine.acceptance import AcceptedTokens, AcceptResult, accept_trees
-from inference.engine.captured import CapturedSteps
 from inference.engine.context import Context
-from inference.engine.decode_step import BONUS, TARGET, DecodeStep
-from inference.engine.details import Recorded, details_of
+from inference.engine.decode_step import BONUS, TARGET, DecodeStep, Recorded, details_of
 from inference.engine.policy import RunProgress, StepPolicy
 from inference.engine.prefill import Prefill
 from inference.engine.request import OutputOptions, Request, SequenceState
-from inference.engine.tree_step import tree_step
 from inference.protocol import AdaptiveSession, Budget, VerifyResult
 from inference.sampling.random_numbers import StepRandom
 from jakiro.errors import RequestError
+
+if TYPE_CHECKING:
+    from inference.engine.captured import CapturedSteps
 
 
 class DecodeBatch:
     """Sequences that are decoded together; a sequence that is complete or has failed leaves."""
 
-    captured: CapturedSteps | None = None  # None if all steps are ordinary ones
+    captured: "CapturedSteps | None" = None  # None if all steps are ordinary ones
+    # whether the last tokens of the last sequences are needed afterwards
+    commits_last: bool = False
 
     def __init__(
         self,
@@ -88,7 +91,6 @@ class DecodeBatch:
         """
         context, is_own = prefill.context, prefill.context is self.context
         try:
-            self._check_room(sequences)
             results = prefill.select_first(sequences)
             self.check(results)
             steps = self.emit_all(sequences, results)
@@ -110,9 +112,6 @@ class DecodeBatch:
             if not is_own:
                 context.close()
         return steps
-
-    def _check_room(self, sequences: Sequence[SequenceState]) -> None:
-        """Raise a `ResourceError` if there is no room for sequences."""
 
     def _join(self, context: Context, sequences: Sequence[SequenceState]) -> None:
         """Append all sequences, or none of them if there is an exception.
@@ -140,9 +139,9 @@ class DecodeBatch:
         """Add copies of sequences that have a first token."""
         if not self.live:  # the context may still contain the last sequence
             self.context.select_sequences([])
-        for own, states in ((self.context, self.live), (context, sequences)):
-            if own.session is not None and states:
-                own.catch_up([state.token_ids for state in states])
+        for batch, states in ((self.context, self.live), (context, sequences)):
+            if batch.session is not None and states:
+                batch.catch_up([state.token_ids for state in states])
         self.context.append_sequences(context)
         self.live += sequences
 
@@ -156,19 +155,9 @@ class DecodeBatch:
         return self.threads if self.target.modules.is_batch_invariant else None
 
     @property
-    def most_per_step(self) -> int:
-        """The largest number of tokens that a step can emit for a sequence."""
-        return 1 + (self.drafter.max_depth if self.drafter else 0)
-
-    @property
     def is_pausing(self) -> bool:
         """Whether no step may start before the one under way has been read."""
         return any(state.is_finished for state in self.live)
-
-    @property
-    def _commits_last(self) -> bool:
-        """Whether the last tokens of the last sequences are needed afterwards."""
-        return False
 
     def check(self, results: Sequence[AcceptResult]) -> None:
         """Check the outcomes of a step before any token is emitted."""
@@ -181,9 +170,9 @@ class DecodeBatch:
         budget: Budget | None,
     ) -> list[DecodeStep]:
         """Let the policy learn from a step, and return the step."""
-        sound = [own for own in results if own.error is None]
+        sound = [result for result in results if result.error is None]
         if sound:
-            trees, paths = [own.tree for own in sound], [own.path for own in sound]
+            trees, paths = [result.tree for result in sound], [result.path for result in sound]
             self.policy.learn(trees, paths, seconds, budget)
         return steps
 
@@ -205,7 +194,7 @@ class DecodeBatch:
         if max(self.context.lengths) + tree.max_depth > last:
             tree = tree.limited(last)
         if not all(drafts):
-            tree = tree.without(index for index, own in enumerate(drafts) if not own)
+            tree = tree.without(index for index, is_drafted in enumerate(drafts) if not is_drafted)
         return replace(tree, step_id=self.num_steps)
 
     def _proposed(
@@ -219,7 +208,7 @@ class DecodeBatch:
         roots = self.context.roots([state.token_ids for state in self.live])
         lengths = self.context.lengths
         start = lengths[0] if len(lengths) == 1 else None
-        step = tree_step(tree, roots, self.target.spec, max(lengths), start)
+        step = tree.to_step(roots, self.target.spec, max(lengths), start)
         output = self.target.forward(step, self.context.cache)
         return self.target.logits(output.features)
 
@@ -227,7 +216,7 @@ class DecodeBatch:
         """Emit accepted tokens, make these tokens permanent, and remove complete sequences."""
         steps = self.emit_all(self.live, accepted.results)
         # Without later steps, nothing has to be committed.
-        if self._commits_last or not all(step.finished for step in steps):
+        if self.commits_last or not all(step.finished for step in steps):
             self.context.commit(tree, accepted, [len(step.token_ids) for step in steps])
         self._notify(accepted.results, steps)
         self.retire([step.finished for step in steps])
@@ -271,8 +260,7 @@ class DecodeBatch:
             if record is not None and step.token_ids:
                 recorded[index] = Recorded(record, result, step.token_ids)
         if recorded:
-            each = details_of(list(recorded.values()))
-            for index, details in zip(recorded, each, strict=True):
+            for index, details in zip(recorded, details_of(list(recorded.values())), strict=True):
                 steps[index] = replace(steps[index], details=details)
         return steps
 
@@ -317,8 +305,8 @@ class DecodeBatch:
             next_token=[state.token_ids[-1] for state in self.live],
             failed=frozenset(
                 index
-                for index, (own, state) in enumerate(zip(results, self.live, strict=True))
-                if own.error is not None or not state.request.drafts
+                for index, (result, state) in enumerate(zip(results, self.live, strict=True))
+                if result.error is not None or not state.request.drafts
             ),
         )
         session.on_verified(verified)

@@ -7,6 +7,7 @@ from weakref import proxy
 import torch
 
 from inference.engine.acceptance import never_waits
+from inference.engine.context import most_per_step
 from inference.engine.decode_step import DecodeStep
 from inference.engine.pipeline import Pipeline, recording_key
 
@@ -35,7 +36,7 @@ class CapturedSteps:
     @property
     def has_unread(self) -> bool:
         """Whether a step is under way."""
-        return self.is_running and self.pipeline is not None and self.pipeline.has_unread
+        return self.pipeline is not None and self.pipeline.unread is not None
 
     @property
     def can_step(self) -> bool:
@@ -60,12 +61,13 @@ class CapturedSteps:
         with batch.clock("verify"):
             pipeline = self._running_pipeline()
             num_recorded = pipeline.num_recorded
-            if not pipeline.has_unread:
+            if pipeline.unread is None:
                 self._start(pipeline)
-            unread = pipeline.take()
+            unread, pipeline.unread = pipeline.unread, None
+            assert unread is not None
             # The limits of the next trees depend on what a policy has learned from earlier steps.
             if not batch.is_pausing:
-                self._start(pipeline, batch.most_per_step)
+                self._start(pipeline, most_per_step(batch.drafter))
             results = pipeline.read(unread, batch.live)
             batch.check(results)
         with batch.clock("commit"):
@@ -74,7 +76,7 @@ class CapturedSteps:
             for state in running:
                 state.stats.target_forwards += 1
             finished = [state.is_finished for state in batch.live]
-            if all(finished) or (any(finished) and not pipeline.has_unread):
+            if all(finished) or (any(finished) and pipeline.unread is None):
                 self.discard_step()
         if not running:
             return steps
@@ -87,7 +89,7 @@ class CapturedSteps:
         if self.pipeline is None or not self.is_running:
             return
         self.is_running = False
-        if self.pipeline.has_unread:
+        if self.has_unread:
             self._count_step(-1)
         self.pipeline.stop([state.token_ids for state in self.batch.live])
 
@@ -114,7 +116,7 @@ class CapturedSteps:
             context.catch_up(tokens)
         longest = max(state.request.max_length for state in live)
         # A step that is discarded in the end may write further tokens.
-        context.reserve(longest + self.batch.most_per_step)
+        context.reserve(longest + most_per_step(context.drafter))
         pipeline = self.pipeline
         if pipeline is None or pipeline.context is not context or not pipeline.is_valid:
             self.forget()

@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import NamedTuple
 
 import torch
 from jaxtyping import Float, Int
@@ -10,7 +9,6 @@ from torch import Tensor
 
 from inference.draft_tree import ROOT, DraftTree
 from inference.engine.acceptance import AcceptedTokens
-from inference.engine.tree_buffer import num_queries_for
 from inference.protocol import Budget, Committed, DeviceSession, Drafter, DraftSession
 from inference.sampling.batch import BatchSampling
 from inference.sampling.options import Sampling
@@ -21,17 +19,20 @@ from jakiro.target.step import StepInput, StepOutput
 PREFILL_CHUNK = 512  # number of prompt tokens per forward pass of the target
 # On a CPU, this many tokens of a prompt take as long alone as beside others, without padding.
 LONG_ON_CPU = 64
+# Numbers of queries of a verification, with the root; beyond these: multiples of the last one.
+QUERY_CLASSES = (1, 8, 16, 32, 64)
 
 
-class _Verified(NamedTuple):
-    """Consecutive cached tokens of each sequence, followed by padding."""
+def num_queries_for(count: int) -> int:
+    """Return the number of queries with which `count` queries are verified in recorded steps."""
+    largest = QUERY_CLASSES[-1]
+    multiple = -(-count // largest) * largest
+    return next((size for size in QUERY_CLASSES if size >= count), multiple)
 
-    starts: tuple[int, ...]  # position of the first token
-    ends: tuple[int, ...]  # position after the last token
-    start: Int[Tensor, " batch"]  # `starts` on the device
-    end: Int[Tensor, " batch"]  # `ends` on the device
-    token_ids: Int[Tensor, "batch verified"]
-    is_padded: bool  # whether a sequence may have fewer tokens than `token_ids` has columns
+
+def most_per_step(drafter: Drafter | None) -> int:
+    """Return the largest number of tokens that a step can emit for a sequence."""
+    return 1 + (drafter.max_depth if drafter else 0)
 
 
 class Context:
@@ -77,7 +78,7 @@ class Context:
         self._lengths = list(lengths)
         self._base: Tensor | None = None
         self._roots: Tensor | None = None
-        self._newest: _Verified | None = None  # tokens of the last commit
+        self._newest: Committed | None = None  # tokens of the last commit, without memory
 
     @property
     def base_length(self) -> Int[Tensor, " batch"]:
@@ -136,13 +137,12 @@ class Context:
         width = max(len(read[index]) for index in rows)
         # Padding is written to slots that the sequence overwrites before any token attends to them.
         padded = [[*read[index], *[0] * (width - len(read[index]))] for index in rows]
-        own_starts = [starts[index] for index in rows]
-        step = self._chain(self._on_device(padded), self._on_device(own_starts), max(own_starts))
+        first = [starts[index] for index in rows]
+        step = self._chain(self._on_device(padded), self._on_device(first), max(first))
         if len(rows) < len(read):
             step = replace(step, rows=self._on_device(rows))
         features = self.target.forward(step, self.cache).features
-        pairs = zip(rows, features, strict=True)
-        return {index: own[: len(read[index])] for index, own in pairs}
+        return {index: features[row, : len(read[index])] for row, index in enumerate(rows)}
 
     def propose(
         self, token_ids: Sequence[list[int]], budget: Budget, random: StepRandom
@@ -157,15 +157,13 @@ class Context:
         assert self.session is not None
         newest = self._newest
         if newest is not None and self.session.lengths == newest.starts:
-            self.session.advance(self._committed(newest, self.roots(token_ids)))
+            self._advance(newest)
         while (starts := self.session.lengths) != tuple(self.lengths):
             ends = tuple(
                 min(length, start + PREFILL_CHUNK)
                 for length, start in zip(self.lengths, starts, strict=True)
             )
-            roots = [[ids[end]] for ids, end in zip(token_ids, ends, strict=True)]
-            verified = self._verified(token_ids, starts, ends)
-            self.session.advance(self._committed(verified, self._on_device(roots)))
+            self._advance(self._cached(token_ids, starts, ends))
 
     def commit(self, tree: DraftTree, accepted: AcceptedTokens, counts: Sequence[int]) -> None:
         """Make each root and the first accepted nodes permanent, and keep the new roots.
@@ -178,11 +176,10 @@ class Context:
             self._move(self.base_length, nodes)
         pairs = zip(self.lengths, counts, strict=True)
         ends = [length + count for length, count in pairs]
-        verified = self._accepted(tree, nodes, ends)
+        newest = self._accepted(tree, nodes, ends, accepted.next_token)
         self.lengths = ends
         if accepted.is_emitted(counts):
-            self._base, self._roots = verified.end, accepted.next_token[:, None]
-            self._newest = verified
+            self._base, self._roots, self._newest = newest.end, newest.root, newest
 
     def commit_on_device(
         self, tree: DraftTree, nodes: Int[Tensor, "batch depth"], next_token: Int[Tensor, " batch"]
@@ -194,11 +191,10 @@ class Context:
         """
         self._move(self.base_length, nodes)
         ends = [length + 1 + nodes.shape[1] for length in self.lengths]
-        verified = self._accepted(tree, nodes, ends)._replace(is_padded=True)
-        roots = next_token[:, None]
+        newest = self._accepted(tree, nodes, ends, next_token)._replace(is_padded=True)
         if self.session is not None:
-            self.session.advance(self._committed(verified, roots))
-        self.follow(ends, verified.end, roots)
+            self._advance(newest)
+        self.follow(ends, newest.end, newest.root)
 
     def follow(
         self,
@@ -211,7 +207,7 @@ class Context:
         self._base, self._roots = base_length, roots
 
     def rollback(self, length: int) -> None:
-        self.lengths = [min(own, length) for own in self.lengths]
+        self.lengths = [min(length, former) for former in self.lengths]
         if self.session is not None:
             self.session.rollback(length)
 
@@ -219,16 +215,6 @@ class Context:
     def works_on_device(self) -> bool:
         """Whether the session, if there is one, never waits for the device."""
         return self.session is None or isinstance(self.session, DeviceSession)
-
-    def fits(
-        self, target: TargetAdapter, drafter: Drafter | None, batch: int, capacity: int
-    ) -> bool:
-        """Return whether other sequences could use this context instead of a new one."""
-        is_same = self.target is target and self.drafter is drafter
-        has_room = (
-            self.cache.num_rows >= batch and self.cache.capacity >= capacity + self.most_queries
-        )
-        return is_same and has_room
 
     def restart(self, sampling: Sampling, batch: int) -> None:
         """Discard all tokens, and prepare for other sequences; needs a session on the device."""
@@ -287,15 +273,11 @@ class Context:
             self.session.clear_unused()
 
     @torch.inference_mode()
-    def reserve(self, capacity: int, *, doubles: bool = True) -> None:
-        """Make room for sequences of `capacity` tokens.
-
-        Args:
-            doubles: whether a cache that grows at least doubles, so that it seldom grows again.
-        """
+    def reserve(self, capacity: int) -> None:
+        """Make room for sequences of `capacity` tokens; a cache that grows at least doubles."""
         needed = capacity + self.most_queries
         if needed > self.cache.capacity:
-            self.cache.reserve(max(needed, 2 * self.cache.capacity) if doubles else needed)
+            self.cache.reserve(max(needed, 2 * self.cache.capacity))
             if self.session is not None:
                 self.session.reserve(self.cache.capacity)
 
@@ -328,60 +310,57 @@ class Context:
             start=highest_start if slots is positions and len(slots) == 1 else None,
         )
 
-    def _verified(
+    def _cached(
         self, token_ids: Sequence[list[int]], starts: tuple[int, ...], ends: tuple[int, ...]
-    ) -> _Verified:
+    ) -> Committed:
         """Return the cached tokens from `starts` to `ends`, copied to the device."""
-        spans = list(zip(token_ids, starts, ends, strict=True))
-        width = max(end - start for _, start, end in spans)
+        counts = tuple(end - start for start, end in zip(starts, ends, strict=True))
+        width = max(counts)
+        spans = zip(token_ids, starts, ends, strict=True)
         padded = [[*ids[a:b], *[0] * (width - (b - a))] for ids, a, b in spans]
-        return _Verified(
-            starts,
-            ends,
-            self._on_device(starts),
-            self._on_device(ends),
-            self._on_device(padded),
-            is_padded=any(end - start < width for _, start, end in spans),
+        roots = [[ids[end]] for ids, end in zip(token_ids, ends, strict=True)]
+        return Committed(
+            base_length=ends,
+            num_verified=counts,
+            token_ids=self._on_device(padded),
+            root=self._on_device(roots),
+            start=self._on_device(starts),
+            end=self._on_device(ends),
+            is_padded=min(counts) < width,
         )
 
     def _accepted(
-        self, tree: DraftTree, nodes: Int[Tensor, "batch depth"], ends: Sequence[int]
-    ) -> _Verified:
+        self,
+        tree: DraftTree,
+        nodes: Int[Tensor, "batch depth"],
+        ends: Sequence[int],
+        next_token: Int[Tensor, " batch"],
+    ) -> Committed:
         """Return the roots and the accepted nodes, whose tokens end at `ends`."""
         assert self._roots is not None
+        counts = tuple(end - length for length, end in zip(self.lengths, ends, strict=True))
         start = self.base_length
         drafted = tree.token_ids.gather(1, nodes.clamp(min=0))
-        width = 1 + nodes.shape[1]
-        return _Verified(
-            tuple(self.lengths),
-            tuple(ends),
-            start,
-            start + 1 + (nodes != ROOT).sum(dim=1),
-            torch.cat((self._roots, drafted), dim=1),
-            is_padded=any(
-                end - length < width for length, end in zip(self.lengths, ends, strict=True)
-            ),
+        return Committed(
+            base_length=tuple(ends),
+            num_verified=counts,
+            token_ids=torch.cat((self._roots, drafted), dim=1),
+            root=next_token[:, None],
+            start=start,
+            end=start + 1 + (nodes != ROOT).sum(dim=1),
+            is_padded=min(counts) < 1 + nodes.shape[1],
         )
 
-    def _committed(self, verified: _Verified, roots: Tensor) -> Committed:
-        """Return verified tokens with the drafter's memory of them, and the roots after them."""
+    def _advance(self, committed: Committed) -> None:
+        """Let the session process verified tokens, with the drafter's memory of them."""
         assert self.drafter is not None
-        memory = None
+        assert self.session is not None
         if "memory" in self.drafter.needs:
-            step = self._chain(verified.token_ids, verified.start, max(verified.starts))
+            step = self._chain(committed.token_ids, committed.start, max(committed.starts))
             nothing = torch.empty(*step.slots.shape, 0, device=step.slots.device)  # no features
             memory = self.drafter.encode_memory(StepOutput(nothing, step, self.cache))
-        pairs = zip(verified.starts, verified.ends, strict=True)
-        return Committed(
-            base_length=verified.ends,
-            num_verified=tuple(end - start for start, end in pairs),
-            token_ids=verified.token_ids,
-            root=roots,
-            memory=memory,
-            start=verified.start,
-            end=verified.end,
-            is_padded=verified.is_padded,
-        )
+            committed = committed._replace(memory=memory)
+        self.session.advance(committed)
 
     def _move(self, start: Int[Tensor, " batch"], nodes: Int[Tensor, "batch depth"]) -> None:
         """Move the cached tokens of accepted nodes to the slots that equal their positions."""

@@ -13,14 +13,12 @@ from torch import Tensor
 
 from inference.draft_tree import DraftTree
 from inference.engine.acceptance import accept_on_device, outcome_of
+from inference.engine.buffers import FixedRandom, HostBuffers, TreeBuffer, TreeForm
 from inference.engine.context import Context
 from inference.engine.cuda_graph import GraphMemory, RecordedFunction
-from inference.engine.tree_buffer import TreeBuffer, TreeForm
-from inference.engine.tree_step import tree_step
 from inference.protocol import Budget, DeviceSession
 from inference.sampling.batch import BatchSampling
-from inference.sampling.host_buffers import HostBuffers
-from inference.sampling.random_numbers import FixedRandom, StepRandom, StreamKey
+from inference.sampling.random_numbers import StepRandom, StreamKey
 
 
 class Rows(NamedTuple):
@@ -160,7 +158,7 @@ class VerifyPart:
         self._batch.follow()
         context, rows = self._batch.context, self._batch.rows
         target, tree = context.target, self._buffer.tree
-        step = tree_step(tree, rows.roots, target.spec, self._batch.highest)
+        step = tree.to_step(rows.roots, target.spec, self._batch.highest, None)
         logits = target.logits(target.forward(step, context.cache).features)
         random = StepRandom.of(self._buffer.uniforms)
         every = range(len(logits))

@@ -5,14 +5,12 @@ from collections.abc import Sequence
 import torch
 
 from inference.engine.batch import DecodeBatch
-from inference.engine.captured import CapturedSteps
-from inference.engine.context import Context
+from inference.engine.context import Context, most_per_step
 from inference.engine.policy import AlwaysDraft, DraftPolicy, StepPolicy
 from inference.engine.prefill import Prefill
 from inference.engine.request import Request, SequenceState
 from inference.protocol import Budget, Drafter
 from inference.sampling.options import Sampling
-from jakiro.errors import ResourceError
 from jakiro.target.adapter import TargetAdapter
 
 
@@ -49,14 +47,19 @@ class Lane(DecodeBatch):
         self._draft_policy = policy or AlwaysDraft.with_all_of(drafter)
         self._policies: dict[int, StepPolicy] = {}  # policies by number of sequences
         policies = [self._policy_for(count) for count in (1, places)]
-        drafts = any(not isinstance(own, AlwaysDraft) or own.budget is not None for own in policies)
+        drafts = any(
+            not isinstance(policy, AlwaysDraft) or policy.budget is not None for policy in policies
+        )
         drafter = drafter if drafts else None
         # A captured step that is discarded may have written further tokens.
-        spare = 1 + (drafter.max_depth if drafter else 0) if captured else 0
+        spare = most_per_step(drafter) if captured else 0
         context = Context(target, drafter, sampling, places, capacity + spare)
         self.num_bytes = _num_bytes(context)
         super().__init__(context, self._policy_for(places), threads)
-        self.captured = CapturedSteps(self) if captured else None
+        if captured:
+            from inference.engine.captured import CapturedSteps
+
+            self.captured = CapturedSteps(self)
         with torch.inference_mode():
             self._select([])
 
@@ -102,18 +105,6 @@ class Lane(DecodeBatch):
         if count not in self._policies:
             self._policies[count] = self._draft_policy.new_run(self.sampling, count)
         return self._policies[count]
-
-    def _check_room(self, sequences: Sequence[SequenceState]) -> None:
-        """Refuse sequences for which there are too few places, or places that are too small."""
-        longest = max(state.request.max_length for state in sequences)
-        if len(sequences) <= self.num_free and longest <= self.capacity:
-            return
-        raise ResourceError(
-            "the lane has no room for the sequences",
-            expected=f"at most {self.num_free} sequences of at most {self.capacity} tokens",
-            got=f"{len(sequences)} sequences of up to {longest} tokens",
-            remedy="wait until other sequences are complete, or open a larger lane",
-        )
 
     @torch.inference_mode()
     def remove(self, sequences: Sequence[SequenceState]) -> None:

@@ -3,15 +3,15 @@
 import time
 from collections.abc import Generator, Sequence
 from dataclasses import replace
+from itertools import takewhile
+from typing import TYPE_CHECKING
 
 import torch
 
 from inference.engine.acceptance import AcceptResult, never_waits
 from inference.engine.batch import DecodeBatch
-from inference.engine.captured import CapturedSteps
-from inference.engine.context import Context
+from inference.engine.context import Context, most_per_step
 from inference.engine.decode_step import DecodeStep
-from inference.engine.pipeline import Pipeline, PipelinePool
 from inference.engine.policy import AlwaysDraft, DraftPolicy
 from inference.engine.prefill import Prefill
 from inference.engine.request import OutputOptions, Request, SequenceState
@@ -20,6 +20,9 @@ from inference.engine.threads import num_threads
 from inference.protocol import Budget, Drafter
 from jakiro.errors import JakiroError, PromptError, RequestError
 from jakiro.target.adapter import TargetAdapter
+
+if TYPE_CHECKING:
+    from inference.engine.pipeline import PipelinePool
 
 
 class DecodeRun(DecodeBatch):
@@ -44,31 +47,35 @@ class DecodeRun(DecodeBatch):
         context: Context | None = None,
         record: OutputOptions | None = None,
         threads: int | None = None,
-        pipelines: PipelinePool | None = None,
+        pipelines: "PipelinePool | None" = None,
     ) -> None:
-        several = [requests] if isinstance(requests, Request) else list(requests)
-        longest = max(request.max_length for request in several)
-        self.sampling = several[0].sampling
+        group = [requests] if isinstance(requests, Request) else list(requests)
+        longest = max(request.max_length for request in group)
+        self.sampling = group[0].sampling
         self.draft_policy = policy or AlwaysDraft.with_all_of(drafter)
-        self.is_context_lent = context is not None
+        # A conversation lends its context, and needs the last tokens.
+        self.commits_last = self.is_context_lent = context is not None
         self._pipelines = pipelines
-        pipeline: Pipeline | None = None
+        pipeline = None
         if pipelines and context is None and record is None and never_waits(self.sampling):
-            capacity = longest + 1 + (drafter.max_depth if drafter else 0)
-            pipeline = pipelines.take(target, drafter, self.sampling, len(several), capacity)
+            capacity = longest + most_per_step(drafter)
+            pipeline = pipelines.take(target, drafter, self.sampling, len(group), capacity)
             context = pipeline.context
         super().__init__(
-            context or Context(target, drafter, self.sampling, len(several), longest),
-            self.draft_policy.new_run(self.sampling, len(several)),
+            context or Context(target, drafter, self.sampling, len(group), longest),
+            self.draft_policy.new_run(self.sampling, len(group)),
             threads,
             record,
         )
-        self.captured = CapturedSteps(self, pipeline) if pipelines else None
+        if pipelines:
+            from inference.engine.captured import CapturedSteps
+
+            self.captured = CapturedSteps(self, pipeline)
         self._is_sound = True  # False within a step; after an error, the caches may contain NaN
         self.context.reserve(longest)
         self.sequences: list[SequenceState] = []
         self.is_closed = False
-        first = self._added(several)
+        first = self._added(group)
         self._waiting: list[SequenceState] = []
         self._prefill: Prefill | None = Prefill(self.context, first)
 
@@ -76,11 +83,6 @@ class DecodeRun(DecodeBatch):
     def is_pausing(self) -> bool:
         has_prompts = self._prefill is not None or bool(self._waiting)
         return has_prompts or super().is_pausing
-
-    @property
-    def _commits_last(self) -> bool:
-        """Whether a conversation needs the last tokens."""
-        return self.is_context_lent
 
     @property
     def token_ids(self) -> list[int]:
@@ -133,16 +135,16 @@ class DecodeRun(DecodeBatch):
                 got="a closed run" if self.is_closed else "a run of a conversation",
                 remedy="start another run",
             )
-        own, drafter = self.sampling, self.drafter
+        drafter = self.drafter
         others = [
             request.sampling
             for request in requests
-            if drafter is not None and not drafter.can_share(own, request.sampling)
+            if drafter is not None and not drafter.can_share(self.sampling, request.sampling)
         ]
         if others:
             raise PromptError(
                 "the trees of requests that select tokens in different ways differ in shape",
-                expected=f"tokens selected as by {own}, or with trees of the same shape",
+                expected=f"tokens selected as by {self.sampling}, or with trees of the same shape",
                 got=str(others[0]),
                 remedy="start another run for these requests, or decode without a drafter",
             )
@@ -226,9 +228,9 @@ class DecodeRun(DecodeBatch):
         if self.drafter is None:
             return sequences
         first = sequences[0].request.sampling.description
-        each = enumerate(state.request.sampling.description for state in sequences)
-        end = next((index for index, own in each if own != first), len(sequences))
-        return sequences[:end]
+        descriptions = (state.request.sampling.description for state in sequences)
+        alike = takewhile(first.__eq__, descriptions)
+        return sequences[: len(list(alike))]
 
     def _join(self, context: Context, sequences: Sequence[SequenceState]) -> None:
         if sequences:

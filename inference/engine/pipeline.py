@@ -12,11 +12,11 @@ from typing import TypeVar
 import torch
 
 from inference.engine.acceptance import AcceptResult, read_results
+from inference.engine.buffers import TreeBuffer, TreeForm
 from inference.engine.context import Context
 from inference.engine.cuda_graph import GraphMemory
 from inference.engine.device_step import DeviceBatch, DraftPart, Rows, UnreadStep, VerifyPart
 from inference.engine.request import SequenceState
-from inference.engine.tree_buffer import TreeBuffer, TreeForm
 from inference.protocol import Budget, DeviceSession, Drafter
 from inference.sampling.batch import BatchSampling
 from inference.sampling.options import Sampling
@@ -56,8 +56,7 @@ class Pipeline:
     has room, so that few steps have to be recorded while sequences join and leave.
     """
 
-    live_sampling: BatchSampling  # options of the sequences
-    sampling: BatchSampling  # the same, and those of sequences that only fill the batch
+    sampling: BatchSampling  # options of the sequences, and of those that only fill the batch
 
     def __init__(self, context: Context) -> None:
         self.context = context
@@ -72,7 +71,7 @@ class Pipeline:
         self._draft_parts: dict[object, DraftPart] = {}
         self._buffers: dict[TreeForm, TreeBuffer] = {}
         self._verify_parts: dict[object, VerifyPart] = {}
-        self._unread: UnreadStep | None = None
+        self.unread: UnreadStep | None = None  # the step under way
         self.num_recorded = 0  # parts of steps so far
         self._last_use: torch.cuda.Event | None = None
 
@@ -88,13 +87,12 @@ class Pipeline:
         live.base_length.copy_(self.context.base_length)
         live.roots.copy_(self.context.roots(token_ids))
         if has_one_temperature := len(sampling[0].temperatures) == 1:
-            each = [own.temperatures[0] for own in sampling]
-            live.temperatures.copy_(torch.tensor(each, dtype=torch.float64))
+            temperatures = [options.temperatures[0] for options in sampling]
+            live.temperatures.copy_(torch.tensor(temperatures, dtype=torch.float64))
         self.rows.base_length[count:] = FILLED
         self.rows.is_live[:count] = True
         self.rows.is_live[count:] = False
         size = min(batch_size_for(count), self.context.cache.num_rows)
-        self.live_sampling = BatchSampling(sampling)
         self.sampling = BatchSampling(
             [*sampling, *[sampling[0]] * (size - count)],
             self.rows.temperatures[:size] if has_one_temperature else None,
@@ -106,15 +104,9 @@ class Pipeline:
         """The number of sequences, with those that only fill the batch."""
         return len(self.sampling.each)
 
-    @property
-    def has_unread(self) -> bool:
-        """Whether there is a step whose outcome has not been read."""
-        return self._unread is not None
-
     @torch.inference_mode()
     def start(self, budget: Budget | None, keys: Sequence[StreamKey], longest: int) -> None:
-        """Start the next step, after `take` has returned the previous one."""
-        assert self._unread is None
+        """Start the next step, which becomes the one under way."""
         # The last slot of a stride is the last one that a step reads.
         longest += self.context.most_queries
         strides = -(-min(longest, self.context.cache.capacity) // STRIDE)
@@ -132,7 +124,7 @@ class Pipeline:
             (buffer.form, key),
             lambda: VerifyPart(batch, buffer, self.memory),
         )
-        self._unread = verification.start(keys, budget)
+        self.unread = verification.start(keys, budget)
 
     def _recent(self, parts: dict[object, Part], key: object, new: Callable[[], Part]) -> Part:
         """Return a part of steps; a new one replaces the one that was used least recently."""
@@ -144,12 +136,6 @@ class Pipeline:
         if len(parts) > MOST_RECORDED:
             del parts[next(iter(parts))]
         return part
-
-    def take(self) -> UnreadStep:
-        """Return the unread step, so that another one can be started before this one is read."""
-        assert self._unread is not None
-        unread, self._unread = self._unread, None
-        return unread
 
     def read(self, unread: UnreadStep, sequences: Sequence[SequenceState]) -> list[AcceptResult]:
         """Wait for a step, and return the outcome of each sequence that is not finished.
@@ -171,13 +157,11 @@ class Pipeline:
         results = read_results(unread.tree, outcome, logits, states, running)
         numbers = [unread.keys[index][-1] for index in running]
         return [
-            own if sound or own.error is not None else own._replace(path=[], error=_unsound(number))
-            for own, sound, number in zip(results, is_sound, numbers, strict=True)
+            result
+            if sound or result.error is not None
+            else result._replace(path=[], error=_unsound(number))
+            for result, sound, number in zip(results, is_sound, numbers, strict=True)
         ]
-
-    def free(self) -> None:
-        self.forget_steps()
-        self.context.close()
 
     def forget_steps(self) -> None:
         self._draft_parts.clear()
@@ -197,9 +181,9 @@ class Pipeline:
             torch.cuda.current_stream(self.context.target.device).wait_event(self._last_use)
 
     def stop(self, token_ids: Sequence[list[int]]) -> None:
-        """Give the context its exact lengths again, and discard the unread step."""
-        self._unread = None
-        self.context.show_rows(self.live_sampling)
+        """Give the context its exact lengths again, and discard the step under way."""
+        self.unread = None
+        self.context.show_rows(self.sampling.of_sequences(range(len(token_ids))))
         self.context.lengths = [len(ids) - 1 for ids in token_ids]
         if isinstance(self.context.session, DeviceSession):
             self.context.session.follow(
@@ -229,8 +213,12 @@ class PipelinePool:
         target.modules.follow_changes()
         with self._lock:
             for index, pipeline in enumerate(self._unused):
-                is_suitable = pipeline.context.fits(target, drafter, batch, capacity)
-                if is_suitable and pipeline.is_valid:
+                context = pipeline.context
+                cache = context.cache
+                is_same = context.target is target and context.drafter is drafter
+                has_rows = cache.num_rows >= batch
+                has_room = has_rows and cache.capacity >= capacity + context.most_queries
+                if is_same and has_room and pipeline.is_valid:
                     del self._unused[index]
                     pipeline.enter_stream()
                     pipeline.context.restart(sampling, batch)
@@ -249,8 +237,9 @@ class PipelinePool:
                 self._unused.insert(0, pipeline)
                 removed = self._unused[self._size :]
                 del self._unused[self._size :]
-        for each in removed:
-            each.free()
+        for pipeline in removed:
+            pipeline.forget_steps()
+            pipeline.context.close()
 
 
 def _tensors_of(context: Context) -> tuple[object, ...]:

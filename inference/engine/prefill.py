@@ -49,9 +49,9 @@ class Prefill:
         prompts = [state.token_ids for state in self.sequences]
         width = self.chunk_size
         features = self.context.read(prompts, self._offset, width)
-        for index, own in enumerate(features):
-            if len(own) and self._offset + len(own) == self._counts[index]:
-                self._features[index] = own[-1]
+        for index, read in enumerate(features):
+            if len(read) and self._offset + len(read) == self._counts[index]:
+                self._features[index] = read[-1]
         self._offset += width
         if self.is_complete:
             self.context.lengths = [len(ids) for ids in prompts]
@@ -67,11 +67,11 @@ class Prefill:
         """
         logits = self.context.target.logits(torch.stack(self._features)[:, None])
         tree = DraftTree.empty(self.context.base_length)
-        together = [sequences] if len(self._features) > 1 else [[own] for own in sequences]
+        groups = [sequences] if len(self._features) > 1 else [[sequence] for sequence in sequences]
         results = []
-        for several in together:
-            random = StepRandom([state.stream_key for state in several], logits.device)
-            results += accept_trees(tree, logits, several, random).results
+        for group in groups:
+            random = StepRandom([state.stream_key for state in group], logits.device)
+            results += accept_trees(tree, logits, group, random).results
         return results
 
     def _catch_up(self, prompts: Sequence[list[int]]) -> None:

@@ -108,18 +108,18 @@ class DecodeStats:
         )
 
     @classmethod
-    def pooled(cls, several: Iterable["DecodeStats"]) -> "DecodeStats":
+    def pooled(cls, parts: Iterable["DecodeStats"]) -> "DecodeStats":
         total = cls(from_prefill=0)
-        for own in several:
+        for stats in parts:
             # A request that waits, or that failed at once, has no token from prefill.
-            total.from_prefill += min(own.from_prefill, own.emitted)
-            total.emitted += own.emitted
-            total.autoregressive_seconds += own.autoregressive_seconds
-            total.target_forwards += own.target_forwards
-            total.accepted += own.accepted
-            total.reached += own.reached
-            total.proposed_by_proposer += own.proposed_by_proposer
-            total.accepted_by_proposer += own.accepted_by_proposer
-            for part, seconds in own.seconds.items():
+            total.from_prefill += min(stats.from_prefill, stats.emitted)
+            total.emitted += stats.emitted
+            total.autoregressive_seconds += stats.autoregressive_seconds
+            total.target_forwards += stats.target_forwards
+            total.accepted += stats.accepted
+            total.reached += stats.reached
+            total.proposed_by_proposer += stats.proposed_by_proposer
+            total.accepted_by_proposer += stats.accepted_by_proposer
+            for part, seconds in stats.seconds.items():
                 total.seconds[part] += seconds
         return total

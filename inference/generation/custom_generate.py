@@ -14,10 +14,10 @@ from inference.generation.preparation import (
     capture,
     prepare,
     random_seed,
+    refuse_several,
     share_processors,
 )
 from inference.generation.prompts import check_ids, unpadded
-from inference.generation.unsupported import refuse_several
 from inference.sampling.options import PREFIX_FREE
 from jakiro.errors import PromptError, TargetMismatch
 from jakiro.target.adapter import TargetAdapter
@@ -74,7 +74,7 @@ def _prepared(handover: Handover, mask: Tensor | None, prompts: list[list[int]])
     """
     width, processors = handover.input_ids.shape[1], handover.processors
     is_padded = any(len(prompt) != width for prompt in prompts)
-    are_alike = len(prompts) == 1 or all(type(own) in PREFIX_FREE for own in processors)
+    are_alike = len(prompts) == 1 or all(type(processor) in PREFIX_FREE for processor in processors)
     if not is_padded and are_alike:
         return [handover] * len(prompts)
     config = copy(handover.config)
@@ -82,9 +82,9 @@ def _prepared(handover: Handover, mask: Tensor | None, prompts: list[list[int]])
     config.max_length = None
     config.num_return_sequences = 1  # the batch already contains all sequences
     config.stop_strings = None  # they are a criterion already
-    own = getattr(handover.model.generation_config, "stop_strings", None)
+    default = getattr(handover.model.generation_config, "stop_strings", None)
     options: dict[str, Any] = {"generation_config": config}
-    options |= {"stop_strings": None} if own else {}  # only an argument replaces the target's
+    options |= {"stop_strings": None} if default else {}  # only an argument replaces the target's
     built = capture(handover.model, handover.input_ids, mask, **options)
     given: dict[str, Any] = {
         "logits_processor": LogitsProcessorList(_others(processors, built.processors)),
@@ -98,12 +98,12 @@ def _check_positions(positions: Tensor | None, prompts: list[list[int]]) -> None
     if positions is None:
         return
     expanded = positions.expand(len(prompts), -1).tolist()
-    for prompt, own in zip(prompts, expanded, strict=True):
-        if sorted(own)[-len(prompt) :] != list(range(len(prompt))):
+    for prompt, numbers in zip(prompts, expanded, strict=True):
+        if sorted(numbers)[-len(prompt) :] != list(range(len(prompt))):
             raise PromptError(
                 "these position_ids are not supported",
                 expected="positions that count each prompt's tokens from 0",
-                got=own,
+                got=numbers,
                 remedy="leave position_ids out",
             )
 

@@ -86,9 +86,9 @@ class IncrementalText:
         final = self._released(piece)
         if was_incomplete and not (self._is_incomplete or self.is_stopped):
             # The bytes before this token may be characters of their own, which are not valid.
-            own = self._decoded([token_id])
-            if REPLACEMENT not in own:
-                self.offset = max(self.offset, self.length - len(own))
+            character = self._decoded([token_id])
+            if REPLACEMENT not in character:
+                self.offset = max(self.offset, self.length - len(character))
         return final
 
     def flush(self) -> str:
@@ -127,10 +127,10 @@ class IncrementalText:
     def _released(self, piece: str) -> str:
         """Add characters to those that are held back, and return those that are final."""
         text = self._held + piece
-        found = [start for stop in self._stops if (start := text.find(stop)) >= 0]
-        if found:
+        starts = [start for stop in self._stops if (start := text.find(stop)) >= 0]
+        if starts:
             self.is_stopped, self._held = True, ""
-            final = text[: min(found)]
+            final = text[: min(starts)]
         else:
             num_held = max((_overlap(text, stop) for stop in self._stops), default=0)
             final, self._held = text[: len(text) - num_held], text[len(text) - num_held :]

@@ -1,6 +1,6 @@
 """Requests from prompts and keyword arguments, prepared by the target's own `generate()`."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass, replace
 from typing import Any
@@ -18,16 +18,63 @@ from transformers import (
 
 from inference.engine.request import Request, StopRule
 from inference.generation.prompts import needed
-from inference.generation.unsupported import (
-    check_length,
-    refuse_arguments,
-    refuse_other_decoding,
-    refuse_several,
-)
 from inference.sampling.options import Sampling
 from jakiro.errors import PromptError
 from jakiro.target.checks import CausalLM
 from jakiro.utils.pretrained import end_ids
+
+# Arguments that request another decoding method or another kind of input, or that this package
+# passes itself.
+REFUSED = frozenset(
+    {
+        "assistant_model",
+        "assistant_tokenizer",
+        "cache",
+        "cache_implementation",
+        "custom_generate",
+        "inputs_embeds",
+        "negative_prompt_attention_mask",
+        "negative_prompt_ids",
+        "max_position",
+        "past_key_values",
+        "position_ids",
+        "streamer",
+        "synced_gpus",
+        "token_type_ids",
+        "tokenizer",
+    }
+)
+# Fields of the generation config that request another decoding method or unsupported outputs, each
+# with the values that disable the field.
+_OFF: dict[str, tuple[Any, ...]] = {
+    "num_beams": (1, None),
+    "num_beam_groups": (1, None),
+    "constraints": (None,),
+    "force_words_ids": (None,),
+    "prompt_lookup_num_tokens": (None,),
+    "assistant_early_exit": (None,),
+    "speculation_type": (None,),
+    "use_mtp": (None, False),
+    "penalty_alpha": (None, 0.0),
+    "dola_layers": (None,),
+    "guidance_scale": (None, 1, 1.0),
+    "watermarking_config": (None,),
+    "output_attentions": (None, False),
+    "output_hidden_states": (None, False),
+}
+# Processors whose scores depend on more than the tokens so far.
+_STATEFUL = frozenset(
+    {
+        "AlternatingCodebooksLogitsProcessor",
+        "ClassifierFreeGuidanceLogitsProcessor",
+        "DiaClassifierFreeGuidanceLogitsProcessor",
+        "DiaEOSDelayPatternLogitsProcessor",
+        "SynthIDTextWatermarkLogitsProcessor",
+        "UnbatchedClassifierFreeGuidanceLogitsProcessor",
+        "WatermarkLogitsProcessor",
+        "WhisperTimeStampLogitsProcessor",
+    }
+)
 
 
 @dataclass(frozen=True)
@@ -47,7 +94,7 @@ class Handover:
 
     def request(self, seed: int, max_position: int, index: int = 0) -> Request:
         """Return the request for one of the prompts; the prompts must have no padding."""
-        refuse_other_decoding(self.config, self.processors)
+        _refuse_other_decoding(self.config, self.processors)
         stop = StopRule(self.criteria, self.input_ids.device)
         # A criterion of the caller replaces that of the config.
         longest = int(self.config.max_length) if stop.max_length is None else stop.max_length
@@ -85,18 +132,20 @@ def prepare_requests(
         raise PromptError("there is nothing to decode", expected="at least one prompt", got=0)
     temperature = float(temperature) if type(temperature) is int else temperature
     generation = generation or {}
-    refuse_arguments(temperature, generation)
+    _refuse_arguments(temperature, generation)
     arguments = {**_decision(temperature), **generation}
     distinct = {tuple(ids): None for ids in prompts}
     prepared = {ids: prepare(model, ids, tokenizer, **arguments) for ids in distinct}
-    each = [prepared[tuple(ids)] for ids in prompts]
-    refuse_several(len(each), each[0].processors)
+    handovers = [prepared[tuple(ids)] for ids in prompts]
+    refuse_several(len(handovers), handovers[0].processors)
     key = random_seed() if seed is None else seed
     shared = key if isinstance(key, int) else 0
-    requests = [prompt.request(shared, max_position, index) for index, prompt in enumerate(each)]
+    requests = [
+        prompt.request(shared, max_position, index) for index, prompt in enumerate(handovers)
+    ]
     if not isinstance(key, int):
         requests = _with_own_seeds(requests, key)
-    return share_processors(requests), each[0].config
+    return share_processors(requests), handovers[0].config
 
 
 def prepare(
@@ -173,6 +222,62 @@ def shifted(requests: Sequence[Request], offset: int) -> list[Request]:
 def random_seed() -> int:
     """Return a seed from torch's own generator, which `torch.manual_seed` makes repeatable."""
     return int(torch.randint(1 << 62, (1,)))
+
+
+def _refuse_arguments(temperature: float | None, generation: Mapping[str, Any]) -> None:
+    """Raise an error if an argument is unusable or not supported."""
+    if temperature == 0 and generation.get("do_sample"):
+        raise PromptError(
+            "do_sample=True needs a temperature above 0",
+            remedy="for greedy decoding, leave do_sample out",
+        )
+    if refused := sorted(name for name in REFUSED if generation.get(name) is not None):
+        raise PromptError(
+            "some arguments are not supported",
+            expected="only a prompt and fields of GenerationConfig",
+            got=", ".join(refused),
+            remedy="leave these arguments out",
+        )
+
+
+def _refuse_other_decoding(config: GenerationConfig, processors: Iterable[object]) -> None:
+    """Raise an error if a config requests unsupported decoding, or a processor keeps a state."""
+    for name, off in _OFF.items():
+        if (value := getattr(config, name, None)) not in off:
+            raise PromptError(
+                f"{name} is not supported", expected=off[0], got=value, remedy="leave it out"
+            )
+    for name in (type(processor).__name__ for processor in processors):
+        if name in _STATEFUL:
+            raise PromptError(
+                f"{name} is not supported, because it keeps a state between tokens",
+                expected="processors that depend only on the tokens so far",
+                got=name,
+                remedy="leave this processor out",
+            )
+
+
+def refuse_several(num_sequences: int, processors: Iterable[object]) -> None:
+    """Raise an error if there are several sequences, but a processor supports only one."""
+    names = {type(processor).__name__ for processor in processors}
+    if num_sequences > 1 and "PrefixConstrainedLogitsProcessor" in names:
+        raise PromptError(
+            "prefix_allowed_tokens_fn is not supported for several sequences at once",
+            expected="one prompt",
+            got=num_sequences,
+            remedy="decode the prompts one by one",
+        )
+
+
+def check_length(prompt: int, total: int, max_position: int, index: int = 0) -> None:
+    """Raise an error if a prompt and its new tokens do not fit into the target's context."""
+    if prompt >= max_position or total > max_position:
+        raise PromptError(
+            f"prompt {index} and its new tokens do not fit into the target's context",
+            expected=f"at most {max_position} positions",
+            got=f"{prompt} prompt tokens and {total - prompt} new tokens",
+            remedy="shorten the prompt or lower max_new_tokens",
+        )
 
 
 def _with_own_seeds(requests: list[Request], seeds: Sequence[int]) -> list[Request]:

@@ -105,6 +105,16 @@ def single_prompt(prompt: Prompt | Mapping[str, Any] | None, arguments: dict[str
     return single
 
 
+def refuse_single(prompts: object) -> None:
+    """Raise an error if a single prompt was passed where several prompts are expected."""
+    first = prompts[0] if isinstance(prompts, list) and prompts else None
+    if isinstance(prompts, str) or isinstance(first, int | dict):
+        raise PromptError(
+            "a list of prompts is needed, but this is a single prompt",
+            remedy="use generate(), or pass [prompt]",
+        )
+
+
 def _check_characters(text: str) -> None:
     """Raise an error if a text contains half of a surrogate pair, which is not a character."""
     try:

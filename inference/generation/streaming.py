@@ -1,10 +1,16 @@
-"""Streaming of emitted tokens: as text of whole characters, or as token ids to a streamer."""
+"""Streaming of emitted tokens: as text of whole characters, or as token ids to a streamer.
+
+In a terminal, colors show where each token came from: a draft, by its depth, or the target itself,
+whose tokens have no color.
+"""
 
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from types import FrameType
+from typing import NamedTuple
 
 import torch
+from rich.text import Text
 from torch import Tensor
 from transformers import GenerationMixin, PreTrainedTokenizerBase
 from transformers.generation.streamers import BaseStreamer
@@ -82,3 +88,44 @@ def pieces(steps: Iterator[DecodeStep], tokenizer: PreTrainedTokenizerBase) -> I
             yield piece
     if rest := text.flush():
         yield rest
+
+
+class TextPiece(NamedTuple):
+    """Text of one or several tokens, with the depth of the last one in its draft tree.
+
+    The depth is 0 if the token came from the target itself.
+    """
+
+    text: str
+    depth: int
+
+
+_STYLES = ("", "green", "cyan", "magenta", "yellow", "blue")
+DEEPEST_COLOR = len(_STYLES) - 1  # deeper drafts have the same color
+
+
+def pieces_by_depth(
+    tokens: Iterable[tuple[int, int]], tokenizer: PreTrainedTokenizerBase
+) -> Iterator[TextPiece]:
+    """Yield the text of tokens in pieces of whole characters, each with its depth."""
+    growing, depth = IncrementalText(tokenizer), 0
+    for token, depth in tokens:
+        if text := growing.push(token):
+            yield TextPiece(text, depth)
+    if rest := growing.flush():
+        yield TextPiece(rest, depth)
+
+
+def terminal_style(depth: int) -> str:
+    """Return the style for tokens of a depth, in the syntax of the library `rich`."""
+    return _STYLES[min(depth, DEEPEST_COLOR)]
+
+
+def terminal_legend(depths: Iterable[int]) -> Text:
+    """Return a line that explains the colors of tokens in a terminal."""
+    legend = Text("tokens from: the target itself")
+    for index, depth in enumerate(sorted({min(depth, DEEPEST_COLOR) for depth in depths} - {0})):
+        legend.append(", " if index else "; drafts at depth ")
+        label = f"{depth} or deeper" if depth == DEEPEST_COLOR else str(depth)
+        legend.append(label, style=terminal_style(depth))
+    return legend

@@ -38,8 +38,8 @@ class BatchSampling:
     def kinds(self) -> list[Kind]:
         """The sequences whose distributions are processed together, in the order of the batch."""
         alike: dict[object, list[int]] = {}
-        for index, own in enumerate(self.each):
-            alike.setdefault(own.form, []).append(index)
+        for index, sampling in enumerate(self.each):
+            alike.setdefault(sampling.form, []).append(index)
         return [
             Kind(tuple(self.each[index] for index in indices), tuple(indices))
             for indices in alike.values()
@@ -48,21 +48,23 @@ class BatchSampling:
     @property
     def processes_drafts(self) -> bool:
         """Whether `processed_draft` may change the draft distributions of any sequence."""
-        return self.temperatures is not None or any(own.processes_drafts for own in self.each)
+        return self.temperatures is not None or any(
+            sampling.processes_drafts for sampling in self.each
+        )
 
     @property
     def quantizes_drafts(self) -> bool:
         """Whether any sequence needs draft distributions of integer weights."""
-        return any(own.quantizes_drafts for own in self.each)
+        return any(sampling.quantizes_drafts for sampling in self.each)
 
     def processed_draft(
         self, log_probs: Float[Tensor, "batch parents m"]
     ) -> Float[Tensor, "batch parents m"]:
         """Return draft distributions after the processors of each sequence, renormalized."""
 
-        def processed(each: Sequence[Sampling], own: Tensor) -> Tensor:
-            flat = own.flatten(0, 1)
-            return processed_draft_of(each, flat, self.temperatures).view_as(own)
+        def processed(samplings: Sequence[Sampling], part: Tensor) -> Tensor:
+            flat = part.flatten(0, 1)
+            return processed_draft_of(samplings, flat, self.temperatures).view_as(part)
 
         return self._by_kind(processed, log_probs)
 
@@ -87,10 +89,10 @@ class BatchSampling:
         if len(self.kinds) == 1:
             return process(self.kinds[0].each, values)
         index, parts = [], []
-        for each, indices in self.kinds:
+        for samplings, indices in self.kinds:
             index.append(indices_on(values.device, indices))
-            parts.append(process(each, values[index[-1]]))
+            parts.append(process(samplings, values[index[-1]]))
         processed = torch.empty_like(values, dtype=parts[0].dtype)
-        for own, part in zip(index, parts, strict=True):
-            processed.index_copy_(0, own, part)
+        for members, part in zip(index, parts, strict=True):
+            processed.index_copy_(0, members, part)
         return processed

@@ -97,26 +97,38 @@ class Sampling:
         Distributions of requests with the same form are processed together.
         """
         names = (
-            type(own).__name__ if type(own) is TemperatureLogitsWarper else _described(own)
-            for own in self._with_temperature
+            type(processor).__name__
+            if type(processor) is TemperatureLogitsWarper
+            else _described(processor)
+            for processor in self._with_temperature
         )
         return self.do_sample, tuple(names)
 
     @property
     def temperatures(self) -> list[float]:
         """The temperature; none in greedy decoding, and several if a caller added some."""
-        each = (own for own in self._with_temperature if type(own) is TemperatureLogitsWarper)
-        return [float(own.temperature) for own in each]
+        warpers = (
+            processor
+            for processor in self._with_temperature
+            if type(processor) is TemperatureLogitsWarper
+        )
+        return [float(processor.temperature) for processor in warpers]
 
     @cached_property
     def _with_temperature(self) -> list[LogitsProcessor]:
         """All processors, with a temperature of 1, which changes nothing, if there was none."""
-        own = list(self.processors)
-        if not self.do_sample or any(type(each) is TemperatureLogitsWarper for each in own):
-            return own
-        later = (index for index, each in enumerate(own) if type(each) in AFTER_TEMPERATURE)
-        index = next(later, len(own))
-        return [*own[:index], TemperatureLogitsWarper(1.0), *own[index:]]
+        processors = list(self.processors)
+        if not self.do_sample or any(
+            type(processor) is TemperatureLogitsWarper for processor in processors
+        ):
+            return processors
+        later = (
+            index
+            for index, processor in enumerate(processors)
+            if type(processor) in AFTER_TEMPERATURE
+        )
+        index = next(later, len(processors))
+        return [*processors[:index], TemperatureLogitsWarper(1.0), *processors[index:]]
 
     def __str__(self) -> str:
         """Return the way in which tokens are selected, in words."""
@@ -156,12 +168,14 @@ class Sampling:
     @property
     def processes_drafts(self) -> bool:
         """Whether `processed_draft_of` changes draft distributions."""
-        return self.do_sample and any(type(own) in PREFIX_FREE for own in self.processors)
+        return self.do_sample and any(
+            type(processor) in PREFIX_FREE for processor in self.processors
+        )
 
     @property
     def warpers(self) -> list[LogitsProcessor]:
         """The processors that ignore the preceding tokens, with a temperature in sampling."""
-        return [own for own in self._with_temperature if type(own) in PREFIX_FREE]
+        return [processor for processor in self._with_temperature if type(processor) in PREFIX_FREE]
 
     def stream_key(self, step_id: int) -> StreamKey:
         """Return the key of the request's random numbers in a decoding step."""
@@ -169,20 +183,22 @@ class Sampling:
 
 
 def processed_probs_of(
-    each: Sequence[Sampling],
+    samplings: Sequence[Sampling],
     logits: Float[Tensor, "n vocab"],
     temperatures: Float[Tensor, " n"] | None = None,
 ) -> Float[Tensor, "n vocab"]:
     """Return probabilities after the processors, as `Sampling.processed_probs` does."""
-    first = each[0]
-    if temperatures is None and all(own.description == first.description for own in each):
+    first = samplings[0]
+    if temperatures is None and all(
+        sampling.description == first.description for sampling in samplings
+    ):
         return first.processed_probs(logits)
     with _blaming_processors():
-        return first.probs(_warped(each, widened(logits), temperatures))
+        return first.probs(_warped(samplings, widened(logits), temperatures))
 
 
 def processed_draft_of(
-    each: Sequence[Sampling],
+    samplings: Sequence[Sampling],
     log_probs: Float[Tensor, "n vocab"],
     temperatures: Float[Tensor, " sequences"] | None = None,
 ) -> Float[Tensor, "n vocab"]:
@@ -192,27 +208,27 @@ def processed_draft_of(
     where they only rank candidates. Otherwise, distributions that are not finite are not processed,
     because some processors would fail; all their tokens get probability 0.
     """
-    if temperatures is None and not any(own.processes_drafts for own in each):
+    if temperatures is None and not any(sampling.processes_drafts for sampling in samplings):
         return log_probs
     is_finite = log_probs.amax(dim=-1, keepdim=True).isfinite()
-    processed = _warped(each, log_probs.where(is_finite, 0.0), temperatures)
+    processed = _warped(samplings, log_probs.where(is_finite, 0.0), temperatures)
     processed = processed.log_softmax(dim=-1).where(is_finite, -torch.inf)
-    _, *others = each[0].warpers
+    _, *others = samplings[0].warpers
     if temperatures is None and not others:
-        temperatures = _differing([own.warpers[0] for own in each], log_probs)
+        temperatures = _differing([sampling.warpers[0] for sampling in samplings], log_probs)
     if temperatures is None or others:
         return processed
     # A temperature of 1 alone changes nothing: the request gets the same drafts as by itself.
     is_processed = (temperatures != 1)[:, None, None]
-    by_sequence = (len(each), -1)
+    by_sequence = (len(samplings), -1)
     kept = log_probs.unflatten(0, by_sequence)
     return torch.where(is_processed, processed.unflatten(0, by_sequence), kept).flatten(0, 1)
 
 
-def _warped(each: Sequence[Sampling], scores: Tensor, temperatures: Tensor | None) -> Tensor:
+def _warped(samplings: Sequence[Sampling], scores: Tensor, temperatures: Tensor | None) -> Tensor:
     """Return scores, several for each sequence, after the prefix-free processors."""
     no_prefix = torch.empty(len(scores), 0, dtype=torch.long, device=scores.device)
-    for alike in zip(*(own.warpers for own in each), strict=True):
+    for alike in zip(*(sampling.warpers for sampling in samplings), strict=True):
         by_row = None
         if type(alike[0]) is TemperatureLogitsWarper:
             by_row = temperatures if temperatures is not None else _differing(alike, scores)
@@ -220,7 +236,7 @@ def _warped(each: Sequence[Sampling], scores: Tensor, temperatures: Tensor | Non
             scores = _applied(alike[0], no_prefix, scores)
         else:
             by_row = by_row.to(scores.dtype)[:, None, None]
-            scores = (scores.unflatten(0, (len(each), -1)) / by_row).flatten(0, 1)
+            scores = (scores.unflatten(0, (len(samplings), -1)) / by_row).flatten(0, 1)
     return scores
 
 
@@ -228,8 +244,12 @@ def _differing(
     warpers: Sequence[LogitsProcessor], scores: Tensor
 ) -> Float[Tensor, " sequences"] | None:
     """Return the temperatures of several sequences; None if all are the same."""
-    each = tuple(float(getattr(own, "temperature", 1.0)) for own in warpers)
-    return None if len(set(each)) == 1 else constants_on(scores.device, each, scores.dtype)
+    temperatures = tuple(float(getattr(warper, "temperature", 1.0)) for warper in warpers)
+    return (
+        None
+        if len(set(temperatures)) == 1
+        else constants_on(scores.device, temperatures, scores.dtype)
+    )
 
 
 @contextmanager

@@ -10,8 +10,6 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from inference.sampling.host_buffers import HostBuffers
-
 ACCEPTING, DRAFTING = 0, 1  # independent streams of random numbers in the same decoding step
 
 StreamKey: TypeAlias = tuple[int, ...]
@@ -61,14 +59,14 @@ class StepRandom:
             shapes: number of parents, and number of tokens in each draft distribution, per level.
         """
         sizes = [prod(shape) for shape in shapes]
-        copied = self._copied(_numbers(self._keys, self._num_uniforms, sum(sizes)))
+        copied = self._copied(numbers_of(self._keys, self._num_uniforms, sum(sizes)))
         self._uniforms, *levels = copied.split([self._num_uniforms, *sizes], dim=1)
         return [level.unflatten(1, shape) for level, shape in zip(levels, shapes, strict=True)]
 
     def uniforms(self, count: int) -> Float[Tensor, "batch count"]:
         """Return numbers in [0, 1), by which the candidates of each sequence are accepted."""
         if count > self._uniforms.shape[1]:
-            self._uniforms = self._copied(_numbers(self._keys, count, 0))
+            self._uniforms = self._copied(numbers_of(self._keys, count, 0))
         return self._uniforms[:, :count]
 
     def _copied(self, host: Tensor) -> Float[Tensor, "batch count"]:
@@ -77,54 +75,7 @@ class StepRandom:
         return host.to(self._device, non_blocking=True)
 
 
-class FixedRandom(StepRandom):
-    """Random numbers at a fixed address, which are replaced before every decoding step.
-
-    The numbers are those of `StepRandom`.
-    """
-
-    def __init__(self, device: torch.device, num_uniforms: int) -> None:
-        super().__init__((), device, num_uniforms)
-        self._num_exponentials = 0
-        self._numbers: Tensor | None = None  # at the fixed address
-        self._hosts: HostBuffers | None = None
-
-    def replace(self, keys: Sequence[StreamKey]) -> None:
-        """Copy the numbers of another step to the device, if any have been requested yet."""
-        self._keys = keys
-        if self._numbers is None or self._hosts is None:
-            return
-        numbers = _numbers(keys, self._num_uniforms, self._num_exponentials)
-        self._hosts.upload(numbers, self._numbers)
-
-    def exponentials(
-        self, shapes: Sequence[tuple[int, int]]
-    ) -> list[Float[Tensor, "batch parents m"]]:
-        """Return noise of the standard exponential distribution, for each level of the trees."""
-        sizes = [prod(shape) for shape in shapes]
-        numbers = self._with(sum(sizes))
-        levels = numbers[:, self._num_uniforms :].split(sizes, dim=1)
-        return [level.unflatten(1, shape) for level, shape in zip(levels, shapes, strict=True)]
-
-    def uniforms(self, count: int) -> Float[Tensor, "batch count"]:
-        """Return numbers in [0, 1), by which the candidates of each sequence are accepted.
-
-        Args:
-            count: number of numbers for each sequence, at most `num_uniforms`.
-        """
-        return self._with(self._num_exponentials)[:, :count]
-
-    def _with(self, num_exponentials: int) -> Tensor:
-        """Return the numbers, after allocating them at the first request."""
-        if self._numbers is None or num_exponentials != self._num_exponentials:
-            self._num_exponentials = num_exponentials
-            host = _numbers(self._keys, self._num_uniforms, num_exponentials)
-            self._hosts = HostBuffers(host, self._device)
-            self._numbers = host.to(self._device)
-        return self._numbers
-
-
-def _numbers(
+def numbers_of(
     keys: Sequence[StreamKey], num_uniforms: int, num_exponentials: int
 ) -> Float[Tensor, "batch count"]:
     """Return the uniform numbers of each key, followed by the exponential numbers."""

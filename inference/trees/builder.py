@@ -22,7 +22,6 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from inference.draft_tree import ROOT, CandidateKind, DraftTree, SparseDistribution
-from inference.remote.integer_distribution import probabilities, quantized
 from inference.sampling.batch import BatchSampling
 from inference.sampling.random_numbers import StepRandom
 from inference.trees.shape import TreeShape
@@ -77,7 +76,7 @@ def assemble(
     score = torch.cat([level.score for level in levels], dim=1)
     score = score.masked_fill(score.isnan(), -torch.inf)  # NaN would rank first
     columns = ([level.token_ids, level.parent, level.proposer_id] for level in levels)
-    fields = torch.cat([torch.stack(own, dim=1) for own in columns], dim=2)
+    fields = torch.cat([torch.stack(column, dim=1) for column in columns], dim=2)
     counts = tuple((level.score.shape[1], level.children) for level in levels)
     depth, rank = (column.expand_as(score) for column in _layout(counts, score.device))
     if not shape.sampled:
@@ -297,10 +296,13 @@ def _distribution(columns: Tensor, log_probs: Tensor) -> SparseDistribution:
 
 def _quantized(probs: Tensor) -> Float[Tensor, "batch parents m"]:
     """Return probabilities, rounded to integer weights; zeros where nothing can be sampled."""
+    # Only drafts for another machine are rounded.
+    from inference.remote.integer_distribution import probabilities, quantized
+
     exact = probs.double().cpu().numpy()
     is_empty = exact.sum(axis=-1, keepdims=True) == 0
-    found = probabilities(quantized(np.where(is_empty, 1.0, exact)))
-    return torch.from_numpy(np.where(is_empty, 0.0, found)).to(probs)
+    rounded = probabilities(quantized(np.where(is_empty, 1.0, exact)))
+    return torch.from_numpy(np.where(is_empty, 0.0, rounded)).to(probs)
 
 
 def _tokens(columns: Tensor, draft_ids: Tensor | None) -> Int[Tensor, "*batch"]:

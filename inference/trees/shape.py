@@ -7,7 +7,7 @@ from pydantic import Field
 
 from inference.protocol import Budget
 from inference.sampling.options import Sampling
-from inference.trees.limits import MAX_PASSES, MOST_CANDIDATES
+from inference.trees import MAX_PASSES, MOST_CANDIDATES
 from jakiro.utils.settings import Settings
 
 

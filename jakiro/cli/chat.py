@@ -15,7 +15,7 @@ from jakiro.errors import EXIT_CODE_BAD_INPUT, JakiroError
 from jakiro.utils.logs import quiet_libraries
 
 if TYPE_CHECKING:
-    from inference.generation.colored_text import TextPiece
+    from inference.generation.streaming import TextPiece
     from jakiro.cli.dialogue import Dialogue
 
 _GREETING = "/help lists the commands; Ctrl-C stops an answer, and Ctrl-D ends the chat"
@@ -99,7 +99,7 @@ class _Terminal:
             self._say(f"[{self.dialogue.notice}]")
 
     def _write(self, piece: "TextPiece") -> None:
-        from inference.generation.colored_text import terminal_style
+        from inference.generation.streaming import terminal_style
 
         if self._answers.is_terminal:
             text, style = piece.text.translate(UNSAFE), terminal_style(piece.depth)
@@ -111,7 +111,7 @@ class _Terminal:
         self._notices.out(text, highlight=False)
 
     def _show_legend(self, line: str) -> None:
-        from inference.generation.colored_text import DEEPEST_COLOR, terminal_legend
+        from inference.generation.streaming import DEEPEST_COLOR, terminal_legend
 
         is_colored = self._answers.is_terminal and not self._answers.no_color
         if line.startswith("/help") and is_colored:

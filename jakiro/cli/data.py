@@ -168,7 +168,7 @@ def trigrams(*, settings: TrigramSettings) -> None:
     """Count the trigrams of a corpus and store them in a file, for the drafter `aded=FILE`."""
     from rich.progress import BarColumn, TextColumn, TimeElapsedColumn
 
-    from inference.drafters.aded.file import save_trigrams
+    from inference.drafters.aded.table import save_trigrams
     from jakiro.utils.pretrained import load_tokenizer
     from jakiro.utils.progress import ProgressDisplay
     from training.data.trigram_corpus import corpus_records, count_trigrams

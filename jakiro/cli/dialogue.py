@@ -8,8 +8,8 @@ from typing import Any
 from inference import Conversation, SpeculativeDecoder
 from inference.engine.decode_step import BONUS, DecodeStep
 from inference.engine.stats import DecodeStats
-from inference.generation.colored_text import TextPiece, pieces_by_depth
 from inference.generation.prompts import encode_prompt, needed
+from inference.generation.streaming import TextPiece, pieces_by_depth
 from jakiro.cli.settings import DialogueSettings
 from jakiro.errors import PromptError
 from jakiro.utils.settings import validate_settings

@@ -12,9 +12,7 @@ from torch import Tensor
 
 from inference.draft_tree import ROOT, DraftTree
 from inference.engine import accept_batched
-from inference.engine.sibling_checks import Checks
-from inference.engine.siblings import Siblings
-from inference.engine.support import Support
+from inference.engine.siblings import Checks, Siblings, Support
 from inference.sampling.options import Sampling
 
 

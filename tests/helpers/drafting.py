@@ -44,7 +44,7 @@ def commit_of(
     end = torch.tensor(base_length)
     start = end - torch.tensor(num_verified)
     is_padded = min(num_verified) < token_ids.shape[1]
-    return Committed(base_length, num_verified, token_ids, root, memory, start, end, is_padded)
+    return Committed(base_length, num_verified, token_ids, root, start, end, is_padded, memory)
 
 
 def prefilled(

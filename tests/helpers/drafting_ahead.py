@@ -25,12 +25,11 @@ from inference.ahead import AheadDecoder, AheadRun, Runner
 from inference.draft_tree import ROOT, DraftTree, SequenceTree
 from inference.engine import acceptance
 from inference.engine.accept import accept_path
-from inference.engine.acceptance import AcceptResult
+from inference.engine.acceptance import AcceptResult, ProcessedDistribution
 from inference.engine.request import Request, StopRule
 from inference.protocol import Budget, Committed, Drafter, DraftSession
 from inference.remote.integer_distribution import quantized
 from inference.remote.tree_frame import to_draft_tree
-from inference.sampling.distribution import ProcessedDistribution
 from inference.sampling.options import Sampling
 from inference.sampling.random_numbers import ACCEPTING, DRAFTING, StepRandom, StreamKey
 
@@ -85,7 +84,7 @@ class _Numbers:
         return found
 
     def verdict(
-        self, tree: SequenceTree, distribution: ProcessedDistribution, _: object = None
+        self, tree: SequenceTree, distribution: ProcessedDistribution, uniforms: object = None
     ) -> AcceptResult:
         """Return the outcome of the first step."""
         key = distribution.sampling.stream_key(1)

@@ -11,8 +11,8 @@ from transformers import LogitsProcessorList
 
 from inference.draft_tree import ROOT, DraftTree, SequenceTree, SparseDistribution
 from inference.engine import accept
+from inference.engine.acceptance import ProcessedDistribution
 from inference.sampling.batch import BatchSampling
-from inference.sampling.distribution import ProcessedDistribution
 from inference.sampling.options import Sampling
 from inference.trees.builder import TreeBuilder, TreeLevel
 from inference.trees.shape import TreeShape

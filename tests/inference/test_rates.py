@@ -36,20 +36,3 @@ def test_only_cells_with_new_trials_forget_earlier_ones() -> None:
         _taught(rates, 0, False)
     assert rates.rates(FIRST, 1.0, doubt=1.0) < 0.1
     assert rates.rates(SECOND, 0.0, doubt=1.0) == untouched
-
-
-def test_many_trials_at_once_fade_as_much_as_one_by_one() -> None:
-    together, single = FadingRates((1,), 20.0), FadingRates((1,), 20.0)
-    for rates in (together, single):
-        _taught(rates, 0, True)
-    _taught(together, 0, False, times=5)
-    for _ in range(5):
-        _taught(single, 0, False)
-    assert together.counts()[0] == pytest.approx(single.counts()[0])
-
-
-def test_everything_can_be_forgotten() -> None:
-    rates = FadingRates((2,), memory=20.0)
-    _taught(rates, 0, True)
-    rates.clear()
-    assert all(counts.tolist() == [0.0, 0.0] for counts in rates.counts())

@@ -6,7 +6,7 @@ from typing import Final
 
 from transformers import PreTrainedTokenizerBase
 
-from inference.drafters.aded.file import TrigramCounter, vocabulary_size
+from inference.drafters.aded.table import TrigramCounter, vocabulary_size
 from jakiro.errors import DataError
 from jakiro.utils.logs import get_logger
 from training.data.documents import encode_documents

@@ -9,9 +9,9 @@ from jaxtyping import Int
 from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+from inference.generation.preparation import check_length
 from inference.generation.prompt_file import read_prompts
 from inference.generation.prompts import Prompt, encode_prompt
-from inference.generation.unsupported import check_length
 from jakiro.config import JakiroConfig, config_for
 from jakiro.drafter import JakiroDrafter
 from jakiro.drafter_settings import DrafterSettings

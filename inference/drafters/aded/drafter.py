@@ -21,7 +21,7 @@ from inference.drafters.aded.table import TrigramIndex, TrigramTable
 from inference.drafters.base import TokenDrafter, TokenProposer
 from inference.drafters.candidates import Candidates
 from inference.protocol import AdaptiveDrafter
-from inference.trees.limits import MOST_CANDIDATES
+from inference.trees import MOST_CANDIDATES
 from jakiro.utils.settings import Settings
 
 _NEWTON_STEPS: Final = 4  # enough for shares with errors of about one percent
@@ -64,11 +64,13 @@ class AdedDrafter(TokenDrafter, AdaptiveDrafter):
     def __init__(
         self, settings: AdedSettings | None = None, index: TrigramIndex | None = None
     ) -> None:
-        own = self.settings = settings or AdedSettings()
-        super().__init__("aded", own.num_nodes, own.depth)
+        settings = self.settings = settings or AdedSettings()
+        super().__init__("aded", settings.num_nodes, settings.depth)
         self.proposer_names = ("trigrams",)
         self.index = index
-        self.table = TrigramTable(own.max_bigrams, own.successors, own.max_weight, below=index)
+        self.table = TrigramTable(
+            settings.max_bigrams, settings.successors, settings.max_weight, below=index
+        )
 
     def new_proposer(self) -> "TrigramProposer":
         """Return a new proposer; all proposers share the table."""
@@ -163,6 +165,6 @@ def share_visits(visits: float, weights: list[float], settings: SearchSettings) 
             break
         level += excess / slope
     shares = [max(0.0, factor * weight / (level - weight) - 1.0) for weight in weights]
-    found = sum(shares)
+    sum_of_shares = sum(shares)
     # If a node has barely more than one visit, rounding may leave no visits for its children.
-    return [share * total / found for share in shares] if found > 0.0 else shares
+    return [share * total / sum_of_shares for share in shares] if sum_of_shares > 0.0 else shares

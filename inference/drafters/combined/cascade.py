@@ -12,7 +12,6 @@ first drafter. These rates are learned online, from earlier tokens only, so acce
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from threading import Lock
 from typing import NamedTuple
 
 import numpy as np
@@ -84,17 +83,17 @@ class Cascade:
         if asked:
             self._rested = 0
             # A level beyond the emitted tokens is unknown unless an earlier level was wrong.
-            known = asked if reached < len(emitted) else min(asked, reached)
+            count = asked if reached < len(emitted) else min(asked, reached)
             levels = np.arange(self._shape.depth)
-            is_right, is_known = levels < reached, levels < known
+            is_right, is_known = levels < reached, levels < count
             self._first.add((is_right & is_known).astype(float), is_known.astype(float))
         depth = min(int(guess.depths.max(initial=0)), LEVELS)
         if depth:
             matched = _matched(guess, emitted)
-            known = depth if matched < len(emitted) else min(depth, matched)
+            count = depth if matched < len(emitted) else min(depth, matched)
             right, tried = np.zeros((2, STRENGTHS, LEVELS))
-            tried[_strength(guess), :known] = 1.0
-            right[_strength(guess), : min(matched, known)] = 1.0
+            tried[_strength(guess), :count] = 1.0
+            right[_strength(guess), : min(matched, count)] = 1.0
             self._guesses.add(right, tried)
 
     def _within(self, limit: Budget) -> list[TreeShape]:
@@ -115,23 +114,6 @@ class Cascade:
         return self._guesses.rates(cells, _prior(len(levels)), DOUBT)
 
 
-class Cascades:
-    """The cascades of a decoder, by kind of decoding and shape of trees; thread-safe."""
-
-    def __init__(self, costs: DraftCosts) -> None:
-        self._costs = costs
-        self._known: dict[tuple[bool, TreeShape], Cascade] = {}
-        self._lock = Lock()
-
-    def of(self, do_sample: bool, shape: TreeShape) -> Cascade:
-        with self._lock:
-            return self._known.setdefault((do_sample, shape), Cascade(shape, self._costs))
-
-    def clear(self) -> None:
-        with self._lock:
-            self._known.clear()
-
-
 def _prior(levels: int) -> NDArray[np.float64]:
     return np.asarray(PRIOR ** (1.0 + np.arange(levels)))
 
@@ -149,8 +131,7 @@ def _matched(guess: Candidates, emitted: Sequence[int]) -> int:
     node_of = {pair: node for node, pair in enumerate(zip(parents, token_ids, strict=True))}
     at = ROOT
     for count, token in enumerate(emitted):
-        found = node_of.get((at, token))
-        if found is None:
+        if (at, token) not in node_of:
             return count
-        at = found
+        at = node_of[at, token]
     return len(emitted)

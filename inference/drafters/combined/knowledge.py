@@ -1,27 +1,238 @@
-"""Online statistics on the accuracy of two drafters that share trees.
+"""The candidates of two drafters in one tree, and online statistics on the accuracy of both.
 
 A candidate is *right* if its path from the root equals the tokens that are emitted next. The
 candidates of the second, training-free drafter are called *guesses*. The two drafters are also
 called the first and the second *source* of candidates.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import lru_cache
 
 import numpy as np
+from jaxtyping import Bool, Float64, Int64
 from pydantic import Field
 
 from inference.draft_tree import ROOT, SequenceTree
 from inference.drafters.candidates import Candidates
-from inference.drafters.combined.pool import SECOND, Calibration, CandidatePool
 from inference.protocol import Budget
 from inference.rates import Cells, FadingRates
-from inference.trees.limits import MOST_CANDIDATES
+from inference.trees import MOST_CANDIDATES
 from inference.trees.shape import TreeShape
 from jakiro.utils.settings import Settings
 
+FIRST, SECOND, BOTH = range(3)  # sources that propose a candidate
 DOUBT = 6.0  # weight of the prior acceptance rate of 0.5, as a number of decoding steps
 MEMORY = 256.0  # number of later trees after which an observation has the weight 1/e
+# Edges of the bins for the conditional probability that a source gives to its candidate.
+EDGES = np.array([0.01, 0.03, 0.06, 0.1, 0.17, 0.25, 0.35, 0.5, 0.65, 0.8, 0.92])
+DEPTHS = 3  # candidates at this depth and all greater depths share rates
+
+
+class CombinedSettings(Settings):
+    """Settings for dividing a tree between two drafters, and for learning how reliable they are."""
+
+    # Largest number of candidates in a tree; None for the number of the first drafter.
+    num_nodes: int | None = Field(None, ge=1, le=MOST_CANDIDATES)
+    # Largest number of the first drafter's candidates that the second drafter continues.
+    grafts: int = Field(3, ge=0, le=MOST_CANDIDATES)
+    # Largest number of candidates in each such continuation.
+    graft_nodes: int = Field(3, ge=1, le=MOST_CANDIDATES)
+    trust: float = Field(0.5, gt=0, le=1)  # initial factor of the second drafter's scores
+    doubt: float = Field(8.0, gt=0)  # weight of the initial rates, as a number of observations
+    # Number of later observations after which an observation has the weight 1/e.
+    memory: float = Field(256.0, ge=1)
+
+
+class Calibration:
+    """Acceptance rates by source, depth and score, learned online; thread-safe.
+
+    A candidate is right if its path equals the emitted tokens. A rate is the probability that a
+    candidate is right if its parent is right. Without observations, the rate is the candidate's
+    score, multiplied by the trust in its source.
+    """
+
+    def __init__(self, trust: tuple[float, ...], doubt: float, memory: float) -> None:
+        self.trust = np.array(trust)
+        self.doubt = doubt
+        self._learned = FadingRates((len(trust), DEPTHS, len(EDGES) + 1), memory)
+
+    def rates(
+        self,
+        sources: Int64[np.ndarray, " n"],
+        depths: Int64[np.ndarray, " n"],
+        scores: Float64[np.ndarray, " n"],
+    ) -> Float64[np.ndarray, " n"]:
+        """Return the probabilities that candidates are right if their parents are right."""
+        prior = self.trust[sources] * scores
+        return self._learned.rates(_cells(sources, depths, scores), prior, self.doubt)
+
+    def add(
+        self,
+        sources: Int64[np.ndarray, " n"],
+        depths: Int64[np.ndarray, " n"],
+        scores: Float64[np.ndarray, " n"],
+        is_right: Bool[np.ndarray, " n"],
+    ) -> None:
+        """Add observations of candidates whose parents were right."""
+        cells = _cells(sources, depths, scores)
+        right, observed = np.zeros((2, *self._learned.shape))
+        np.add.at(right, cells, is_right.astype(float))
+        np.add.at(observed, cells, 1.0)
+        self._learned.add(right, observed)
+
+    def clear(self) -> None:
+        self._learned.clear()
+
+
+def _cells(
+    sources: Int64[np.ndarray, " n"],
+    depths: Int64[np.ndarray, " n"],
+    scores: Float64[np.ndarray, " n"],
+) -> Cells:
+    return sources, np.minimum(depths, DEPTHS) - 1, np.searchsorted(EDGES, scores)
+
+
+class CandidatePool:
+    """A growing tree: candidates of a first source, with grafted candidates of a second source."""
+
+    def __init__(self, first: SequenceTree, scores: Sequence[float]) -> None:
+        self.first = first
+        self.token_ids = list(first.token_ids)
+        self.parents = list(first.parent)
+        self.depths = list(first.depth)
+        self.num_first = len(scores)
+        above = [0.0 if parent == ROOT else scores[parent] for parent in first.parent]
+        self.scores = [  # conditional probabilities according to the source
+            float(np.exp(min(0.0, score - parent))) if score > -np.inf else 0.0
+            for score, parent in zip(scores, above, strict=True)
+        ]
+        self.sources = [FIRST] * self.num_first
+        self.is_valid = [False] * self.num_first
+        self.node_of: dict[tuple[int, int], int] = {}  # (parent, token) -> node
+        for parent, siblings in first.children.items():
+            for node in siblings:
+                self.is_valid[node] = True
+                self.node_of[parent, first.token_ids[node]] = node
+
+    def graft(self, anchor: int, guess: Candidates, depth: int) -> list[int]:
+        """Add continuations of a node (or ROOT), and return the index of each of their nodes.
+
+        Args:
+            depth: largest depth in the tree; deeper nodes are left out and get the index ROOT.
+        """
+        nodes: list[int] = []
+        columns = zip(*(column.tolist() for column in guess[:4]), strict=True)
+        for token, parent, below, score in columns:
+            level = below + (0 if anchor == ROOT else self.depths[anchor])
+            if level > depth:
+                nodes.append(ROOT)
+                continue
+            above = anchor if parent == ROOT else nodes[parent]
+            share = score / (1.0 if parent == ROOT else float(guess.scores[parent]))
+            nodes.append(self._join(above, token, level, share))
+        return nodes
+
+    def follow(self, token_ids: Sequence[int]) -> list[int]:
+        """Return the nodes along a path of tokens from the root, as far as the tree contains it."""
+        nodes: list[int] = []
+        at = ROOT
+        for token in token_ids:
+            found = self.node_of.get((at, token))
+            if found is None:
+                break
+            nodes.append(at := found)
+        return nodes
+
+    def path(self, node: int) -> list[int]:
+        """Return the tokens from the first level down to a node."""
+        tokens: list[int] = []
+        while node != ROOT:
+            tokens.append(self.token_ids[node])
+            node = self.parents[node]
+        return tokens[::-1]
+
+    def values(self, calibration: Calibration) -> Float64[np.ndarray, " nodes"]:
+        """Return the probability that each candidate's whole path is right."""
+        rates = calibration.rates(
+            np.array(self.sources, np.int64), np.array(self.depths, np.int64), np.array(self.scores)
+        )
+        values = np.zeros(len(rates))
+        for node, (parent, rate) in enumerate(zip(self.parents, rates.tolist(), strict=True)):
+            if self.is_valid[node]:
+                values[node] = rate * (1.0 if parent == ROOT else values[parent])
+        return values
+
+    def outcomes(self, emitted: Sequence[int]) -> Iterator[tuple[int, bool]]:
+        """Yield each candidate whose parent proved right, and whether it proved right itself."""
+        children: dict[int, list[int]] = {}
+        for (parent, _), node in self.node_of.items():
+            children.setdefault(parent, []).append(node)
+        at = ROOT
+        for token in emitted:
+            for node in children.get(at, ()):
+                yield node, self.token_ids[node] == token
+            found = self.node_of.get((at, token))
+            if found is None:
+                return
+            at = found
+
+    def kept(
+        self,
+        values: Float64[np.ndarray, " nodes"],
+        nodes: Int64[np.ndarray, " kept"],
+        second_id: int,
+        *,
+        is_sampled: bool = False,
+    ) -> Candidates:
+        """Return the given nodes as candidates.
+
+        Args:
+            is_sampled: whether the candidates of the first source are sampled.
+        """
+        # The parent index ROOT = -1 selects the last element, which stays ROOT.
+        new_index = np.full(len(self.token_ids) + 1, ROOT)
+        new_index[nodes] = np.arange(len(nodes))
+        proposers = np.full(len(self.token_ids), second_id)
+        proposers[: self.num_first] = self.first.proposer_id
+        drawn = np.full(len(self.token_ids), -1)
+        if is_sampled:
+            drawn[: self.num_first] = self.first.rank
+        return Candidates(
+            np.array(self.token_ids, np.int64)[nodes],
+            new_index[np.array(self.parents, np.int64)[nodes]],
+            np.array(self.depths, np.int64)[nodes],
+            values[nodes],
+            source=proposers[nodes],
+            drawn=drawn[nodes],
+            is_valid=np.array(self.is_valid, np.bool_)[nodes],
+        )
+
+    def best(
+        self, values: Float64[np.ndarray, " nodes"], count: int, among: Bool[np.ndarray, " nodes"]
+    ) -> Int64[np.ndarray, " kept"]:
+        """Return the nodes with the highest values, in ascending order of their indices.
+
+        The parents of these nodes are also returned if `among` includes them.
+        """
+        # A parent comes before its children and never has a lower value, so a stable sort ranks the
+        # parent before the children.
+        order = np.argsort(-values, kind="stable")
+        return np.sort(order[(among & np.array(self.is_valid, np.bool_))[order]][:count])
+
+    def _join(self, parent: int, token: int, depth: int, share: float) -> int:
+        """Return the node of a token below a parent, and add the node if it does not exist yet."""
+        node = self.node_of.get((parent, token))
+        if node is not None:
+            if self.sources[node] == FIRST:
+                self.sources[node] = BOTH
+            return node
+        self.token_ids.append(token)
+        self.parents.append(parent)
+        self.depths.append(depth)
+        self.scores.append(min(1.0, share))
+        self.sources.append(SECOND)
+        self.is_valid.append(True)
+        return self.node_of.setdefault((parent, token), len(self.token_ids) - 1)
 
 
 class SampledNodes:
@@ -67,7 +278,9 @@ def sampled_budget(
 
     def worth(size: int) -> float:
         rest = budget.num_nodes - size
-        return len(gains) * sampled.worth(shapes[size]) + sum(sum(own[:rest]) for own in gains)
+        return len(gains) * sampled.worth(shapes[size]) + sum(
+            sum(expected[:rest]) for expected in gains
+        )
 
     return max(sorted(shapes, reverse=True), key=worth, default=0)
 
@@ -100,21 +313,6 @@ def shape_cells(shape: TreeShape) -> Cells:
     index = np.concatenate([np.arange(size) for size in sizes])
     level = np.repeat(np.arange(shape.depth), sizes)
     return level, index // shape.children, index % shape.children
-
-
-class CombinedSettings(Settings):
-    """Settings for dividing a tree between two drafters, and for learning how reliable they are."""
-
-    # Largest number of candidates in a tree; None for the number of the first drafter.
-    num_nodes: int | None = Field(None, ge=1, le=MOST_CANDIDATES)
-    # Largest number of the first drafter's candidates that the second drafter continues.
-    grafts: int = Field(3, ge=0, le=MOST_CANDIDATES)
-    # Largest number of candidates in each such continuation.
-    graft_nodes: int = Field(3, ge=1, le=MOST_CANDIDATES)
-    trust: float = Field(0.5, gt=0, le=1)  # initial factor of the second drafter's scores
-    doubt: float = Field(8.0, gt=0)  # weight of the initial rates, as a number of observations
-    # Number of later observations after which an observation has the weight 1/e.
-    memory: float = Field(256.0, ge=1)
 
 
 class Knowledge:

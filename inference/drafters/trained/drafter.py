@@ -22,8 +22,8 @@ from inference.protocol import (
 from inference.sampling.batch import BatchSampling
 from inference.sampling.options import Sampling
 from inference.sampling.random_numbers import StepRandom
+from inference.trees import MAX_PASSES
 from inference.trees.builder import TreeBuilder
-from inference.trees.limits import MAX_PASSES
 from inference.trees.shape import TreePlan, TreeShape
 from jakiro.drafter import JakiroDrafter
 from jakiro.errors import ConfigError
@@ -147,7 +147,7 @@ class TrainedDrafter(Drafter):
 
     def _bytes_per_token(self) -> int:
         shapes = (*self.model.trunk.kv_shapes, self.model.memory_shapes)
-        values = sum(heads * dim for several in shapes for heads, dim in several)
+        values = sum(heads * dim for pairs in shapes for heads, dim in pairs)
         if self.model.num_earlier:
             values += self.model.config.target_record.hidden_size  # the token's embedding
         tail = 0 if self.tail is None else self.tail.new_cache(1, 1).bytes_per_token
@@ -264,7 +264,7 @@ class TrainedSession(DeviceSession):
 
     def rollback(self, length: int) -> None:
         """Discard the tokens from position `length` on; the next `advance` starts there."""
-        self.lengths = tuple(min(length, own) for own in self.lengths)
+        self.lengths = tuple(min(length, former) for former in self.lengths)
         self.root = None
 
     @property

@@ -159,8 +159,8 @@ def earlier_embeddings(
 
     Embeddings before the first token are zeros.
     """
-    several = [previous_features(tokens, positions - back) for back in range(count)]
-    return torch.stack(several, dim=2)
+    earlier = [previous_features(tokens, positions - back) for back in range(count)]
+    return torch.stack(earlier, dim=2)
 
 
 class DrafterCache:
@@ -218,8 +218,8 @@ class DrafterCache:
         if len(self.layers) > 1:
             self._run_layers(embeddings, positions, highest, inputs)
         elif self.layers:
-            own = self.model.trunk.kv(embeddings, positions, inputs.previous, inputs.earlier)
-            self.layers[0].write(own, positions, start)
+            kv = self.model.trunk.kv(embeddings, positions, inputs.previous, inputs.earlier)
+            self.layers[0].write(kv, positions, start)
         if self.tail is not None and self.tail_cache is not None:
             self.tail.store(self.tail_cache, tuple(kept[count:]), positions)
 
@@ -246,8 +246,8 @@ class DrafterCache:
 
     def append_sequences(self, other: "DrafterCache") -> None:
         """Add copies of the sequences of another cache of the same drafter."""
-        for own, added in zip(self.buffers, other.buffers, strict=True):
-            own.append_sequences(added)
+        for buffer, added in zip(self.buffers, other.buffers, strict=True):
+            buffer.append_sequences(added)
         if self.tail_cache is not None and other.tail_cache is not None:
             self.tail_cache.append_sequences(other.tail_cache)
 

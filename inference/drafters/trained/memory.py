@@ -21,8 +21,8 @@ def memory_drafter(drafter: Drafter | None) -> TrainedDrafter | None:
 
     A drafter that uses the target's last layers cannot draft apart from them.
     """
-    own = drafter.slow_part if isinstance(drafter, CostAware) else drafter
-    return own if isinstance(own, TrainedDrafter) and own.tail is None else None
+    trained = drafter.slow_part if isinstance(drafter, CostAware) else drafter
+    return trained if isinstance(trained, TrainedDrafter) and trained.tail is None else None
 
 
 def encoder_fingerprint(drafter: JakiroDrafter) -> str:
@@ -41,8 +41,8 @@ def encoder_fingerprint(drafter: JakiroDrafter) -> str:
             digest.update(torch.signbit(weight.detach()).cpu().contiguous().numpy().tobytes())
     config = drafter.config
     settings = config.settings
-    own = [settings.memory.model_dump(mode="json"), settings.trunk.model_dump(mode="json")]
-    return fingerprint(config.target_record.fingerprint, own, digest.hexdigest())[:32]
+    read = [settings.memory.model_dump(mode="json"), settings.trunk.model_dump(mode="json")]
+    return fingerprint(config.target_record.fingerprint, read, digest.hexdigest())[:32]
 
 
 def row_format(drafter: JakiroDrafter, dtype: RowDtype, encoding: RowEncoding) -> RowFormat:
@@ -56,7 +56,7 @@ def row_dtype(drafter: JakiroDrafter) -> RowDtype:
 
 def _encoders(drafter: JakiroDrafter) -> Iterator[nn.Module]:
     attention = drafter.trunk.cross_attention
-    several = (drafter.memory_encoder, drafter.feature_encoder)
-    yield from (module for module in several if module is not None)
+    encoders = (drafter.memory_encoder, drafter.feature_encoder)
+    yield from (module for module in encoders if module is not None)
     if attention is not None:
         yield from (attention.memory_norm, attention.key_value)

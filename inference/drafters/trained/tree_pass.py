@@ -90,7 +90,7 @@ class TreePass:
         token_ids = self.root if frontier is None else frontier.token_ids
         base, model = self.lengths[:, None], self.cache.model
         positions = (base + (depth - 1)).expand_as(token_ids)
-        offset, count = sum(own.shape[1] for own in self.positions), token_ids.shape[1]
+        offset, count = sum(before.shape[1] for before in self.positions), token_ids.shape[1]
         self.positions.append(positions)
         slots = base + torch.arange(offset, offset + count, device=base.device)
         start = None if self.start is None else self.start + offset
@@ -111,9 +111,9 @@ class TreePass:
     ) -> Bool[Tensor, "batch queries slots"]:
         """Return what queries attend to: all that their parents attend to, and themselves."""
         if frontier is None or self.mask is None:
-            each = torch.arange(self.num_visible, device=slots.device)
-            self._is_later = each > 0
-            return (each <= self.lengths[:, None]).unsqueeze(1)
+            visible = torch.arange(self.num_visible, device=slots.device)
+            self._is_later = visible > 0
+            return (visible <= self.lengths[:, None]).unsqueeze(1)
         parents = frontier.origin[:, :, None].expand(-1, -1, self.num_visible)
         return self.mask.gather(1, parents).scatter_(2, slots.unsqueeze(2), True)
 
@@ -127,9 +127,9 @@ class TreePass:
         if self.cache.model.transfers:
             return self._through_layers(output, positions, tail, cache)
         cache.set_slots(slots, mask.shape[2])
-        known = torch.cat(self.positions, dim=1)
-        written = self.lengths[:, None] + torch.arange(known.shape[1], device=slots.device)
-        seen = positions_in_slots(written, known, mask.shape[2])
+        read = torch.cat(self.positions, dim=1)
+        written = self.lengths[:, None] + torch.arange(read.shape[1], device=slots.device)
+        seen = positions_in_slots(written, read, mask.shape[2])
         return output.with_tail_output(
             tail.forward(output.mean_feature, positions, mask, seen, cache)
         )

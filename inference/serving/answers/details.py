@@ -9,8 +9,7 @@ from typing import Any
 
 from transformers import PreTrainedTokenizerBase
 
-from inference.engine.decode_step import TARGET, DecodeStep
-from inference.engine.verified_tree import VerifiedTree
+from inference.engine.decode_step import TARGET, DecodeStep, VerifiedTree
 from jakiro.utils.token_text import REPLACEMENT
 
 _TARGET_NAME = "target"

@@ -330,7 +330,7 @@ def target_identity(engine: EngineThread) -> list[Any]:
 
 def _identity(engine: EngineThread) -> list[Any]:
     """Return everything that the text for a seed depends on, except the settings of requests."""
-    from inference.drafters.identity import identity_of  # the server starts before drafters load
+    from inference.loading import identity_of
 
     decoder, scheduler = engine.decoder, engine.scheduler
     runs = [engine.policy.new_run(lane.sampling, lane.places) for lane in scheduler.lanes]

@@ -7,8 +7,8 @@ from helpers.models import tiny_drafter, tiny_llama
 from inference.drafters.aded.drafter import AdedDrafter
 from inference.drafters.aded.table import TrigramIndex
 from inference.drafters.delegating import DelegatingDrafter
-from inference.drafters.identity import identity_of
 from inference.drafters.trained.drafter import TrainedDrafter
+from inference.loading import identity_of
 from jakiro.target.adapter import TargetAdapter
 
 

@@ -1,7 +1,6 @@
 """Drafters that need no training keep the target's tokens and distribution in every call."""
 
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -48,21 +47,6 @@ def test_greedy_tokens_equal_those_of_transformers(drafter: Drafter) -> None:
         assert output.sequences[0].tolist() == greedy_by_transformers(model, prompt, 24)
         accepted += output.stats.accepted.total()
     assert accepted > 0
-
-
-@pytest.mark.parametrize("name", DRAFTERS)
-def test_each_prompt_of_a_batch_gets_the_output_of_a_batch_of_one(name: str) -> None:
-    model = tiny_llama(vocab=11)
-    together = SpeculativeDecoder(model, DRAFTERS[name](), tree="fixed").generate_batch(
-        PROMPTS[:2], max_new_tokens=25
-    )
-    for prompt, output in zip(PROMPTS, together, strict=False):
-        alone = SpeculativeDecoder(model, DRAFTERS[name](), tree="fixed").generate(
-            prompt, max_new_tokens=25
-        )
-        assert output.new_token_ids == alone.new_token_ids
-        if name == "lookup":  # the other drafter learns from the whole batch
-            assert output.depths == alone.depths
 
 
 @pytest.mark.slow
@@ -134,15 +118,6 @@ def test_learned_trigrams_are_kept_until_a_reset() -> None:
     assert taus[1] > taus[0]
     decoder.reset()
     assert decoder.generate([4, 5, 6, 7], max_new_tokens=15).stats.tau == taus[0]
-
-
-def test_threads_share_a_decoder(drafter: Drafter) -> None:
-    model = tiny_llama(vocab=11)
-    decoder = SpeculativeDecoder(model, drafter, tree="fixed")
-    with ThreadPoolExecutor(3) as threads:
-        outputs = list(threads.map(lambda ids: decoder.generate(ids, max_new_tokens=12), PROMPTS))
-    for prompt, output in zip(PROMPTS, outputs, strict=True):
-        assert output.sequences[0].tolist() == greedy_by_transformers(model, prompt, 12)
 
 
 def _committed(tokens: list[int]) -> Committed:

@@ -11,8 +11,8 @@ from transformers import LogitsProcessorList, TemperatureLogitsWarper, TopKLogit
 from inference.draft_tree import ROOT, CandidateKind, DraftTree, SparseDistribution
 from inference.engine.accept import accept_greedy_path, accept_path, sample_token
 from inference.engine.accept_batched import accept_greedy_paths, accept_paths
+from inference.engine.acceptance import ProcessedDistribution
 from inference.sampling.batch import BatchSampling
-from inference.sampling.distribution import ProcessedDistribution
 from inference.sampling.options import Sampling
 from inference.sampling.random_numbers import StepRandom
 from inference.trees.builder import TreeBuilder

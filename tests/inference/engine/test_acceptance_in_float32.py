@@ -1,21 +1,15 @@
 """Batched acceptance in float32 with large vocabularies keeps the target's distribution."""
 
-from collections import Counter
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 
 import pytest
 import torch
 import torch.nn.functional as F
-from helpers.chi_square import p_value
 from torch import Tensor
 
-from inference.draft_tree import ROOT, CandidateKind, DraftTree, SparseDistribution
-from inference.engine import support
-from inference.engine.accept_batched import accept_paths
-from inference.engine.sibling_checks import check_siblings
-from inference.engine.siblings import Siblings
-from inference.engine.support import RecordedDistribution, Support
+from inference.engine import siblings
+from inference.engine.siblings import RecordedDistribution, Siblings, Support, check_siblings
 
 DRAFTED = 48  # ids of the draft distribution
 VOCABULARIES = [49_152, 131_072]
@@ -86,29 +80,6 @@ class Pair:
         is_other = torch.ones(self.vocab, dtype=torch.bool).index_fill(0, ids, False)
         return torch.cat((probs[ids].double(), probs[is_other].double().sum()[None]))
 
-    def tree(self, batch: int, generator: torch.Generator, children: int = 4) -> DraftTree:
-        """Return trees with one level of sampled candidates."""
-        ids, draft_probs = (field.expand(batch, -1) for field in self.recorded)
-        index = torch.multinomial(draft_probs, children, generator=generator)
-        zeros = torch.zeros_like(index)
-        cells = (batch, children + 1, DRAFTED)
-        return DraftTree(
-            token_ids=ids.gather(1, index),
-            parent=zeros + ROOT,
-            depth=zeros + 1,
-            score=zeros.float(),
-            kind=zeros + CandidateKind.SAMPLED,
-            rank=torch.arange(children).expand_as(index),
-            proposer_id=zeros,
-            is_valid=zeros == 0,
-            base_length=zeros[:, 0],
-            max_depth=1,
-            max_siblings=children,
-            draft_probs=SparseDistribution(
-                ids[:, None].expand(cells), draft_probs[:, None].expand(cells)
-            ),
-        )
-
 
 def _relative_error(pair: Pair) -> float:
     return float((pair.output_probs() / pair.exact_probs - 1).abs().max())
@@ -129,40 +100,5 @@ def test_an_outside_mass_of_one_minus_inside_is_caught(
     def one_minus_inside(probs: Tensor, ids: Tensor) -> Tensor:
         return 1 - probs.gather(1, ids[:, :DRAFTED]).sum(dim=1).double()
 
-    monkeypatch.setattr(support, "outside_mass", one_minus_inside)
+    monkeypatch.setattr(siblings, "outside_mass", one_minus_inside)
     assert _relative_error(Pair(vocab, noise=1e-4)) > 20 * SMALL
-
-
-def _p_value(pair: Pair, recorded: RecordedDistribution, runs: int = 2000) -> float:
-    """Return the p-value of first tokens if `recorded` is recorded as the draft distribution."""
-    batch, generator = 250, torch.Generator().manual_seed(5)
-    probs = pair.logits.softmax(dim=0).expand(batch, -1)
-    counts: Counter[tuple[int, ...]] = Counter()
-    for _ in range(runs // batch):
-        tree = pair.tree(batch, generator)
-        assert tree.draft_probs is not None
-        tree = replace(
-            tree,
-            draft_probs=SparseDistribution(
-                tree.draft_probs.ids, recorded.probs[:, None].expand_as(tree.draft_probs.probs)
-            ),
-        )
-        uniforms = torch.rand(batch, tree.num_nodes + 1, dtype=torch.float64, generator=generator)
-        accepted = accept_paths(tree, lambda nodes: probs, uniforms)
-        node = accepted.path
-        drafted = tree.token_ids.gather(1, node.clamp(min=0))
-        first = torch.where(node == ROOT, accepted.next_token[:, None], drafted)
-        counts.update(map(tuple, first.tolist()))
-    exact = pair.logits.double().softmax(dim=0).tolist()
-    return p_value(counts, {(token,): share for token, share in enumerate(exact)})
-
-
-def test_sampled_tokens_of_a_large_vocabulary_have_the_target_distribution() -> None:
-    pair = Pair(VOCABULARIES[0], noise=1.0)
-    assert _p_value(pair, pair.recorded) > 0.001
-
-
-def test_a_recorded_distribution_of_another_drafter_is_caught() -> None:
-    pair, other = Pair(VOCABULARIES[0], noise=1.0), Pair(VOCABULARIES[0], noise=0.5)
-    assert torch.equal(pair.recorded.ids, other.recorded.ids)
-    assert _p_value(pair, other.recorded) < 0.001

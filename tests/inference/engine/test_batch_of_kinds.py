@@ -19,7 +19,7 @@ KINDS: list[dict[str, Any]] = [
     {"temperature": 1.5},
     {"temperature": 1.0, "top_k": 3},
 ]
-SAMPLES = 600  # of each kind
+SAMPLES = 400  # of each kind
 
 
 def _p_values(decoder: SpeculativeDecoder, kinds: Sequence[dict[str, Any]] = KINDS) -> list[float]:
@@ -42,6 +42,7 @@ def test_every_sequence_keeps_its_own_distribution(name: str) -> None:
     assert min(_p_values(tiny_decoder(SHAPES[name]))) > LEAST_P_VALUE
 
 
+@pytest.mark.slow
 def test_the_options_of_the_first_sequence_for_all_are_caught(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -1,6 +1,6 @@
 """Requests that join and leave a lane with recorded steps get the same tokens as alone."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from functools import partial
 from typing import Any
 
@@ -83,8 +83,12 @@ def batch_sizes(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
 @pytest.mark.parametrize("seed", mostly_slow(range(4), quick=[1]))
 @pytest.mark.parametrize(
     ("tree", "options"),
-    [(None, GREEDY), (None, SAMPLED), ("deterministic", GREEDY), ("sampled", SAMPLED)],
-    ids=["none greedy", "none sampled", "greedy", "sampled"],
+    [
+        (None, GREEDY),
+        pytest.param("deterministic", GREEDY, marks=pytest.mark.slow),
+        ("sampled", SAMPLED),
+    ],
+    ids=["none", "greedy", "sampled"],
 )
 def test_requests_that_join_leave_and_are_cancelled_get_the_same_tokens_as_alone(
     model: LlamaForCausalLM,
@@ -109,15 +113,16 @@ def test_few_steps_are_recorded_for_any_number_of_sequences(
     model: LlamaForCausalLM, batch_sizes: list[int]
 ) -> None:
     decoder = _decoder(model)
-    lane, states = _started(decoder, _works(GREEDY), places=8)
+    works = _works(GREEDY)[::2]
+    lane, states = _started(decoder, works, places=4)
     finish(lane)
-    assert {8, 4, 2} <= set(batch_sizes) <= {8, 4, 2, 1}
+    assert {4, 2} <= set(batch_sizes) <= {4, 2, 1}
     assert lane.captured is not None
     assert lane.captured.pipeline is not None
     assert len(lane.captured.pipeline._verify_parts) == len(set(batch_sizes))
     (memory,) = {part._run.memory for part in lane.captured.pipeline._verify_parts.values()}
     assert memory is lane.captured.pipeline.memory
-    for work, state in zip(_works(GREEDY), states, strict=True):
+    for work, state in zip(works, states, strict=True):
         assert state.new_token_ids == work.alone(decoder).new_token_ids
 
 
@@ -164,21 +169,9 @@ def test_slots_after_the_last_token_change_nothing(
     assert [state.new_token_ids for state in states] == expected
 
 
-class _Copied:
-    """A double of the event after which the outcome of a step is on the host."""
-
-    def synchronize(self) -> None:
-        """Do nothing."""
-
-
-@pytest.mark.parametrize(
-    ("is_gpu", "options"), [(False, GREEDY), (True, SAMPLED)], ids=["cpu", "gpu"]
-)
+@pytest.mark.parametrize("options", [GREEDY, SAMPLED], ids=["greedy", "sampled"])
 def test_a_sequence_without_finite_logits_fails_alone(
-    model: LlamaForCausalLM,
-    options: dict[str, Any],
-    is_gpu: bool,
-    monkeypatch: pytest.MonkeyPatch,
+    model: LlamaForCausalLM, options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     decoder = _decoder(model, "sampled" if options is SAMPLED else "deterministic")
     works = _works(options, 3)
@@ -187,7 +180,6 @@ def test_a_sequence_without_finite_logits_fails_alone(
     for _ in range(2):
         lane.step()
     before = list(states[1].new_token_ids)
-    original: Callable[..., Any] = device_step.VerifyPart.start
     logits = decoder.target.logits
 
     def poisoned(features: torch.Tensor) -> torch.Tensor:
@@ -196,19 +188,12 @@ def test_a_sequence_without_finite_logits_fails_alone(
             found[1] = float("nan")
         return found
 
-    def started(self: Any, *args: Any) -> Any:
-        unread = original(self, *args)
-        return unread._replace(is_copied=_Copied()) if is_gpu else unread
-
-    number = states[1].num_steps + 1  # of the first step without finite logits
-    monkeypatch.setattr(device_step.VerifyPart, "start", started)
     monkeypatch.setattr(decoder.target, "logits", poisoned)
     while not states[1].is_finished:
         lane.step()
     monkeypatch.undo()
     finish(lane)
     assert isinstance(states[1].error, NumericalError)
-    assert is_gpu == (f"decoding step {number} of" in str(states[1].error))
     assert expected[1][: len(states[1].new_token_ids)] == states[1].new_token_ids
     assert len(states[1].new_token_ids) >= len(before)
     assert [states[index].new_token_ids for index in (0, 2)] == [expected[0], expected[2]]
@@ -223,20 +208,21 @@ def test_a_step_under_way_goes_on_unless_a_sequence_joins_or_leaves(
     lane.step()
     assert lane.captured is not None
     assert lane.captured.pipeline is not None
-    unread = lane.captured.pipeline._unread
+    unread = lane.captured.pipeline.unread
     assert unread is not None
     waiting = SequenceState.of(2, request_of(decoder, works[2]))
     lane.remove([waiting])  # which has no place yet
     short = Work([5, 6], 0, {**GREEDY, "max_new_tokens": 1})
     start(lane, SequenceState.of(3, request_of(decoder, short)))
-    assert lane.captured.pipeline._unread is unread
+    assert lane.captured.pipeline.unread is unread
     start(lane, waiting)
-    assert lane.captured.pipeline._unread is None
+    assert lane.captured.pipeline.unread is None
     finish(lane)
     for work, state in zip(works, [*states, waiting], strict=True):
         assert state.new_token_ids == work.alone(decoder).new_token_ids
 
 
+@pytest.mark.slow
 def test_an_engine_with_captured_steps_gives_the_same_tokens(model: LlamaForCausalLM) -> None:
     drafter = tiny_drafter(TargetAdapter(model))
     decoder = SpeculativeDecoder(model, drafter, captured=True)

@@ -12,7 +12,6 @@ import torch
 from helpers.models import tiny_drafter, tiny_llama
 from helpers.quick import mostly_slow
 from helpers.recordings import Replayed
-from helpers.variants import VARIANTS
 
 from inference import SpeculativeDecoder
 from inference.drafters.trained.drafter import TrainedDrafter
@@ -37,19 +36,6 @@ SELECTIONS: dict[str, dict[str, Any]] = {
 TREES = {
     "deterministic": TreeShape(children=2, breadth=2, num_nodes=6),
     "sampled": TreeShape(children=2, breadth=2, sampled=True),
-}
-
-
-# One drafter for every kind of trunk, memory and experts; the others are variants of these.
-QUICK = {
-    "E2-mixture-P1",
-    "hidden-unordered",
-    "tail-1",
-    "draft-vocabulary",
-    "feedback-mixture-P2",
-    "feedback-no-first",
-    "hybrid-mixture-P2",
-    "hybrid-sum-hidden-fused",
 }
 
 
@@ -95,15 +81,8 @@ def _assert_same(one: DecodeRun, other: DecodeRun) -> None:
         assert own.stats.target_forwards == expected.stats.target_forwards
 
 
-# Every tree and every selection at least twice.
-QUICK_PAIRS = {
-    ("deterministic", "greedy"),
-    ("deterministic", "nucleus"),
-    ("sampled", "sampled"),
-    ("sampled", "nucleus"),
-    (None, "greedy"),
-    (None, "sampled"),
-}
+# Every tree and every selection.
+QUICK_PAIRS = {("deterministic", "greedy"), ("sampled", "nucleus"), (None, "sampled")}
 
 
 @pytest.mark.parametrize("batch", mostly_slow([1, 3], quick=[3]))
@@ -150,22 +129,6 @@ def test_trees_of_several_sizes_may_take_turns(do_sample: bool) -> None:
     )
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    "name",
-    mostly_slow(VARIANTS, quick=QUICK),
-)
-def test_every_kind_of_drafter_can_run_on_the_device(name: str) -> None:
-    target = TargetAdapter(tiny_llama())
-    settings = VARIANTS[name]
-    parallel = settings.schedule.parallel_levels
-    shape = TreeShape(
-        autoregressive_levels=2, parallel_levels=parallel, children=2, breadth=2, num_nodes=6
-    )
-    drafter = TrainedDrafter(tiny_drafter(target, settings), target, shape)
-    _assert_same(*_both(target, drafter, PROMPTS[:2], max_new_tokens=20, do_sample=False))
-
-
 @pytest.mark.parametrize("count", range(1, 5))
 def test_a_length_limit_may_cut_an_accepted_path(count: int) -> None:
     target = TargetAdapter(tiny_llama())
@@ -184,26 +147,6 @@ def test_sequences_end_on_their_own() -> None:
     one, other = _both(target, drafter, prompts, **generation)
     _assert_same(one, other)
     assert len({len(state.token_ids) for state in other.sequences}) > 2
-
-
-def test_trees_of_running_sequences_keep_their_batch_index(monkeypatch: pytest.MonkeyPatch) -> None:
-    target = TargetAdapter(tiny_llama(vocab=11))
-    options = {"max_new_tokens": 40, "do_sample": True, "eos_token_id": [3, 4]}
-    requests = _requests(target, [[n, 1] for n in range(6)], **options)
-    run = DecodeRun(target, _drafter(target, "sampled"), requests, pipelines=PipelinePool())
-    read = pipeline.Pipeline.read
-    seen: list[tuple[list[int], list[int]]] = []
-
-    def noted(self: Any, unread: Any, sequences: Any) -> Any:
-        running = [index for index, state in enumerate(sequences) if not state.is_finished]
-        results = read(self, unread, sequences)
-        seen.append((running, [result.tree.index for result in results]))
-        return results
-
-    monkeypatch.setattr(pipeline.Pipeline, "read", noted)
-    run.finish()
-    assert all(indices == running for running, indices in seen)
-    assert any(running != list(range(len(running))) for running, _ in seen)
 
 
 def test_positions_never_exceed_the_targets_limit() -> None:
@@ -278,7 +221,7 @@ def test_a_later_run_takes_over_the_caches_and_recorded_steps() -> None:
     target = TargetAdapter(tiny_llama())
     drafter, pool, addresses, counts = _drafter(target), PipelinePool(), [], []
     expected = []
-    for prompt in PROMPTS:
+    for prompt in PROMPTS[:2]:
         (request,) = _requests(target, [prompt], max_new_tokens=30)
         run = DecodeRun(target, drafter, request, pipelines=pool)
         addresses.append(run.context.cache.slot_layers[0].keys.data_ptr())
@@ -294,7 +237,7 @@ def test_a_later_run_takes_over_the_caches_and_recorded_steps() -> None:
 def test_recorded_steps_are_used_only_for_requests_with_the_same_processors() -> None:
     target = TargetAdapter(tiny_llama())
     drafter, pool = _drafter(target, "sampled"), PipelinePool()
-    for temperature in (0.5, 2.0, 0.5):
+    for temperature in (0.5, 2.0):
         generation = {"max_new_tokens": 30, "do_sample": True, "temperature": temperature}
         (request,) = _requests(target, [[1, 2, 3]], **generation)
         expected = DecodeRun(target, drafter, request).finish().token_ids

@@ -89,45 +89,6 @@ def test_a_decoding_step_reads_once_and_uploads_at_most_once(
     assert {step.get("uploads", 0) for step in per_step} == {expected_uploads}
 
 
-MIXED: dict[str, list[dict[str, Any]]] = {
-    "temperatures": [{"temperature": value} for value in (0.5, 0.8, 1.1, 1.4)],
-    "kinds": [
-        {"temperature": 0.5},
-        {"temperature": 0.9, "top_p": 0.8},
-        {"temperature": 0},
-        {"temperature": 1.2, "top_p": 0.8},
-    ],
-}
-
-
-@pytest.mark.parametrize(("mixture", "sampled_tree"), [("temperatures", True), ("kinds", False)])
-def test_requests_that_select_tokens_in_different_ways_are_read_together(
-    mixture: str, sampled_tree: bool, traffic: Counter[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    model = tiny_llama()
-    shape = TreeShape(children=2, breadth=2, num_nodes=6, sampled=sampled_tree)
-    decoder = SpeculativeDecoder(model, tiny_drafter(TargetAdapter(model)), tree=shape)
-    monkeypatch.setattr(acceptance, "accepts_on_device", lambda *_: True)
-    monkeypatch.setattr(accept_batched._Descent, "_is_over", lambda self: False)
-    works = [
-        Work(prompt, 0, {**options, "max_new_tokens": 24})
-        for prompt, options in zip(PROMPTS, MIXED[mixture], strict=True)
-    ]
-    lane = lane_of(decoder, request_of(decoder, works[0]), places=4)
-    for index, work in enumerate(works):
-        start(lane, SequenceState.of(index, request_of(decoder, work)))
-    for _ in range(2):  # steps that copy the indices of each kind
-        lane.step()
-    per_step = []
-    while len(lane.live) == len(works):
-        traffic.clear()
-        lane.step()
-        per_step.append(dict(traffic))
-    assert len(per_step) > 5
-    assert {step.get("reads", 0) for step in per_step[:-1]} == {1}
-    assert {step.get("uploads", 0) for step in per_step[:-1]} == {1}
-
-
 def test_details_of_all_sequences_are_read_together(
     traffic: Counter[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

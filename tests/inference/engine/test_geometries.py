@@ -125,26 +125,6 @@ def test_a_drafter_with_other_heads_than_its_target_trains_and_decodes(name: str
     assert decoder.generate(PROMPT, temperature=1.0, seed=0, max_new_tokens=9).new_token_ids
 
 
-TAIL = {"tail_layers": 1, "experts": {"combine": "sum"}, "schedule": {"parallel_levels": 0}}
-KINDS: dict[str, dict[str, Any]] = {"hybrid": {"trunk": {"kind": "hybrid"}}, "tail-1": TAIL}
-HEADS = {"28-4": _heads(28, 4, hidden=56), "24-24": _heads(24, 24, hidden=48)}
-
-
-@pytest.mark.parametrize(("heads", "kind"), [("28-4", "hybrid"), ("24-24", "tail-1")])
-def test_drafters_of_every_kind_fit_targets_of_many_heads(heads: str, kind: str) -> None:
-    model = _llama(**HEADS[heads])
-    target = TargetAdapter(model)
-    drafter = _trained(target, **KINDS[kind])
-    with torch.no_grad():
-        assert_training_equals_drafting(target, drafter, length=7, depth=3)
-    parallel = drafter.config.settings.schedule.parallel_levels
-    tree = TREE.model_copy(update={"parallel_levels": parallel})
-    output = SpeculativeDecoder(model, drafter, tree=tree).generate(
-        PROMPT, max_new_tokens=NEW_TOKENS
-    )
-    assert output.sequences[0].tolist() == _greedy(model)
-
-
 PADDING = [61, 62, 63]  # ids beyond the vocabulary of the tokenizer
 
 

@@ -16,7 +16,6 @@ from inference.drafters.trained.drafter import TrainedDrafter, TrainedSession
 from inference.engine.context import Context
 from inference.engine.request import SequenceState
 from inference.trees.shape import TreeShape
-from jakiro.errors import ResourceError
 from jakiro.target.adapter import TargetAdapter
 from jakiro.target.sequence_storage import SequenceStorage
 from jakiro.target.step import StepInput
@@ -49,8 +48,6 @@ def _continuations(decoder: SpeculativeDecoder, choices: int) -> list[SequenceSt
 
 PLACES: list[tuple[str, type, str]] = [
     ("trained", Context, "catch_up"),
-    ("trained", Context, "append_sequences"),
-    ("trained", SequenceStorage, "append"),
     ("trained", TrainedSession, "append_sequences"),
     ("small", SmallLMSession, "append_sequences"),
     ("lookup", TokenSession, "append_sequences"),
@@ -138,18 +135,3 @@ def test_four_continuations_encode_their_prompt_once_and_a_chunk_at_a_time(
     finish(lane)
     alone = decoder.generate_batch([work.prompt] * 4, seed=work.seed, **work.options)
     assert [state.new_token_ids for state in states] == [own.new_token_ids for own in alone]
-
-
-def test_sequences_without_room_are_refused_and_the_others_go_on(model: LlamaForCausalLM) -> None:
-    decoder = _decoder(model, "trained")
-    lane = lane_of(decoder, request_of(decoder, NEIGHBOUR), places=2, capacity=24)
-    neighbour = SequenceState.of(0, request_of(decoder, NEIGHBOUR))
-    start(lane, neighbour)
-    with pytest.raises(ResourceError, match="at most 1 sequences of at most 24 tokens"):
-        start(lane, *_continuations(decoder, 2))
-    longer = SEVERAL._replace(options={**SEVERAL.options, "max_new_tokens": 30})
-    with pytest.raises(ResourceError, match="got: 1 sequences of up to 36 tokens"):
-        start(lane, SequenceState.of(0, request_of(decoder, longer)))
-    assert lane.live == [neighbour]
-    finish(lane)
-    assert neighbour.new_token_ids == NEIGHBOUR.alone(decoder).new_token_ids

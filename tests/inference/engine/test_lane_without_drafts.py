@@ -71,17 +71,6 @@ def test_they_get_the_tokens_of_autoregressive_decoding(name: str, options: dict
         assert state.stats.proposed_by_proposer.total() == 0
 
 
-@pytest.mark.parametrize(
-    ("name", "options"), [("trained", KINDS[1]), ("lookup", KINDS[2])], ids=["trained", "lookup"]
-)
-def test_the_others_get_the_same_tokens_as_ever(name: str, options: dict[str, Any]) -> None:
-    found = _played(name, options, {1})
-    expected = _played(name, options, set())
-    for index in (0, 2):
-        assert found[index].new_token_ids == expected[index].new_token_ids
-        assert found[index].stats.target_forwards == expected[index].stats.target_forwards
-
-
 def test_if_nothing_is_drafted_the_drafter_catches_up_later() -> None:
     model = tiny_llama(vocab=11)
     decoder = SpeculativeDecoder(model, _drafter("trained", model), tree="fixed")

@@ -85,18 +85,3 @@ def test_sequences_take_no_part_in_chunks_after_their_prompts(
             expected = alone.context.cache.state(slots, source)
             got = cache.state(slots.expand(len(PROMPTS), -1), source)[index : index + 1]
             torch.testing.assert_close(got, expected)
-
-
-@torch.inference_mode()
-def test_each_sequence_goes_on_after_its_own_tokens() -> None:
-    target = TargetAdapter(tiny_llama(vocab=11))
-    texts, known = [[1, 2, 3, 4, 5], [6, 7, 8], [9, 10, 1, 2], [3, 4]], [2, 3, 1, 0]
-    context = Context(target, None, GREEDY, len(texts), 16)
-    context.read([ids[:count] for ids, count in zip(texts, known, strict=True)], 0, max(known))
-    context.lengths = known
-    features = context.read(texts, 0, 3)  # the second sequence has no further tokens
-    assert [len(own) for own in features] == [3, 0, 3, 2]
-    for own, ids, count in zip(features, texts, known, strict=True):
-        alone = Context(target, None, GREEDY, 1, 16)
-        (expected,) = alone.read([ids], 0, len(ids))
-        torch.testing.assert_close(own, expected[count:])

@@ -7,6 +7,7 @@ import pytest
 import torch
 from helpers.chi_square import p_value, probs_of_continuations
 from helpers.models import tiny_drafter, tiny_llama
+from helpers.quick import mostly_slow
 from torch import Tensor
 from transformers import LlamaForCausalLM
 
@@ -70,7 +71,7 @@ LARGE = Experiment(vocab=23, spread=0.15, runs=20_000, biased_token=5)
 LARGER = replace(LARGE, runs=40_000)  # with fewer runs, some seeds do not show a bias
 
 
-@pytest.mark.parametrize("name", TREES)
+@pytest.mark.parametrize("name", mostly_slow(TREES, quick=["sampled"]))
 def test_sampled_sequences_of_few_tokens_have_the_target_distribution(name: str) -> None:
     assert SMALL.p_value(TREES[name], {"temperature": 1.0, "top_p": 0.9}) > THRESHOLD
 

@@ -10,11 +10,11 @@ from helpers.recordings import Recorded
 
 from inference.draft_tree import ROOT
 from inference.drafters.trained.drafter import TrainedDrafter
-from inference.engine import accept_batched, device_step, pipeline, tree_buffer
+from inference.engine import accept_batched, buffers, device_step, pipeline
+from inference.engine.buffers import TreeBuffer
 from inference.engine.loop import DecodeRun
 from inference.engine.pipeline import PipelinePool
 from inference.engine.policy import AlwaysDraft, RunProgress
-from inference.engine.tree_buffer import TreeBuffer
 from inference.generation.preparation import prepare_requests
 from inference.protocol import Budget
 from inference.trees.shape import TreeShape
@@ -93,7 +93,7 @@ def test_trees_of_changing_sizes_share_recorded_verifications(tree: str, selecti
 @pytest.mark.parametrize("fault", ["valid padding", "old nodes"])
 def test_padding_that_is_visited_is_caught(fault: str, monkeypatch: pytest.MonkeyPatch) -> None:
     if fault == "valid padding":
-        monkeypatch.setattr(tree_buffer, "_PADDING", (0, ROOT, 1, 0, 0, 0, 1))
+        monkeypatch.setattr(buffers, "_PADDING", (0, ROOT, 1, 0, 0, 0, 1))
     else:  # nodes of the last, larger tree are left
         original = TreeBuffer.fill
 
@@ -111,6 +111,6 @@ def test_padding_that_is_visited_is_caught(fault: str, monkeypatch: pytest.Monke
 
 def test_values_at_padding_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     usual, _ = _runs("sampled", "sampled")
-    monkeypatch.setattr(tree_buffer, "_PADDING", (7, ROOT, 1, 1, 2, 1, 0))
+    monkeypatch.setattr(buffers, "_PADDING", (7, ROOT, 1, 1, 2, 1, 0))
     _, captured = _runs("sampled", "sampled")
     _assert_equal(usual, captured)

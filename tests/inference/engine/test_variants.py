@@ -50,11 +50,8 @@ KINDS = {
     "tensor": VARIANTS["tensor"],
     "hidden-transfer": VARIANTS["hidden-transfer"],
 }
-# Kinds whose code also runs in others.
-SAME_CODE = {
-    *("feedback-fused", "hybrid", "sparse-one", "sparse-sixteen", "feedback-two-experts"),
-    *("memory-hidden", "memory-start", "memory-not-rotated", "fused-hybrid", "hybrid-tail-1"),
-}
+# The others are slow tests: their code also runs in these, or in the tests of recorded steps.
+QUICK = {"feedback", "sparse", "tail-1", "draft-vocabulary", "gumiho", "hidden-transfer"}
 # The kinds whose sessions differ most in what they keep; the others are slow tests.
 MOST_UNLIKE = mostly_slow(KINDS, quick=["feedback", "tail-1", "gumiho"])
 
@@ -100,10 +97,7 @@ def assert_greedy_tokens_are_the_targets(model: PreTrainedModel, settings: Draft
     assert _accepted(together) > 0
 
 
-@pytest.mark.parametrize(
-    "name",
-    [pytest.param(name, marks=pytest.mark.slow) if name in SAME_CODE else name for name in KINDS],
-)
+@pytest.mark.parametrize("name", mostly_slow(KINDS, quick=QUICK))
 def test_greedy_tokens_alone_and_in_a_batch_are_the_targets(name: str) -> None:
     assert_greedy_tokens_are_the_targets(tiny_llama(vocab=11), KINDS[name])
 

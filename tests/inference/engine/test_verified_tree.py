@@ -12,15 +12,12 @@ from transformers import LlamaForCausalLM
 
 from inference import SpeculativeDecoder
 from inference.draft_tree import ROOT
-from inference.drafters.aded.drafter import AdedDrafter
 from inference.drafters.combined.drafter import CombinedDrafter
 from inference.drafters.lookup import LookupDrafter
 from inference.drafters.repeating import RepeatingDrafter
-from inference.drafters.small_lm import SmallLMDrafter
 from inference.drafters.trained.drafter import TrainedDrafter
-from inference.engine.decode_step import TARGET, DecodeStep
+from inference.engine.decode_step import TARGET, DecodeStep, VerifiedTree
 from inference.engine.request import OutputOptions, SequenceState
-from inference.engine.verified_tree import VerifiedTree
 from inference.protocol import Drafter
 from inference.trees.shape import TreeShape
 from jakiro.target.adapter import TargetAdapter
@@ -39,8 +36,6 @@ DRAFTERS: dict[str, Callable[[LlamaForCausalLM], Drafter | None]] = {
     "none": lambda model: None,
     "trained": _trained,
     "sampled": lambda model: _trained(model, SAMPLED),
-    "trigrams": lambda model: AdedDrafter(),
-    "small model": lambda model: SmallLMDrafter(tiny_llama(VOCAB, seed=3), model),
     "repeating": lambda model: RepeatingDrafter(LookupDrafter()),
     "pair": lambda model: CombinedDrafter(_trained(model), LookupDrafter()),
 }
@@ -67,10 +62,7 @@ def _steps(name: str, options: dict[str, Any], record: OutputOptions) -> list[De
     return steps
 
 
-CASES = [
-    *(("none", "greedy"), ("trained", "greedy"), ("sampled", "sampled"), ("trigrams", "sampled")),
-    *(("small model", "greedy"), ("repeating", "greedy"), ("pair", "sampled")),
-]
+CASES = [("none", "greedy"), ("sampled", "sampled"), ("repeating", "greedy"), ("pair", "sampled")]
 
 
 @pytest.mark.parametrize(("name", "kind"), CASES)

@@ -2,7 +2,7 @@
 
 from helpers.tokenizers import TEXT, tiny_tokenizer
 
-from inference.generation.colored_text import (
+from inference.generation.streaming import (
     pieces_by_depth,
     terminal_legend,
     terminal_style,

@@ -73,23 +73,6 @@ def test_the_beginning_of_a_stop_string_is_held_back_until_it_is_refuted() -> No
     assert _pieces(text, ids) == ["w", "", "", "xy", "", "xyw", ""]
 
 
-def test_the_first_of_several_stop_strings_in_one_token_ends_the_text() -> None:
-    (token,) = _ids("argument")
-    text = IncrementalText(TOKENIZER, ["t", "r", "men"])
-    assert _pieces(text, [token]) == ["a", ""]
-
-
-def test_what_is_held_back_at_the_end_is_returned() -> None:
-    text = IncrementalText(TOKENIZER, ["xyz"])
-    assert _pieces(text, _ids("x") + _ids("y")) == ["", "", "xy"]
-
-
-def test_a_code_point_of_several_tokens_arrives_whole() -> None:
-    ids = _ids("😀")
-    assert len(ids) > 1
-    assert _pieces(IncrementalText(TOKENIZER), ids) == [""] * (len(ids) - 1) + ["😀", ""]
-
-
 def test_the_offset_of_a_token_is_the_number_of_characters_before_it() -> None:
     def offsets(ids: list[int]) -> list[int]:
         text = IncrementalText(TOKENIZER, ["zz"])

@@ -4,7 +4,6 @@ import pytest
 import torch
 from transformers import LogitsProcessorList, TemperatureLogitsWarper, TopPLogitsWarper
 
-from inference.sampling import options
 from inference.sampling.batch import BatchSampling, Kind
 from inference.sampling.options import Sampling, processed_draft_of
 
@@ -79,23 +78,6 @@ def test_distributions_in_a_batch_are_processed_as_those_of_single_sequences(
     processed = BatchSampling(each).processed_probs(logits)
     for own, before, after in zip(each, logits, processed, strict=True):
         assert torch.equal(own.processed_probs(before[None])[0], after)
-
-
-def test_a_batch_that_applies_its_first_temperature_to_all_sequences_is_caught(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    original = options.constants_on
-
-    def planted(
-        device: torch.device, values: tuple[float, ...], dtype: torch.dtype
-    ) -> torch.Tensor:
-        return original(device, values[:1] * len(values), dtype)
-
-    each = [_sampling(0.7), _sampling(1.3)]
-    logits = torch.tensor([[1.0, 2.0, 3.0]] * 2)
-    monkeypatch.setattr(options, "constants_on", planted)
-    processed = BatchSampling(each).processed_probs(logits)
-    assert not torch.equal(processed[1], each[1].processed_probs(logits[1:])[0])
 
 
 def test_sequences_leave_and_join_with_their_options() -> None:

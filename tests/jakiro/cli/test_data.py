@@ -15,7 +15,7 @@ from helpers.tokenizers import TEXT, tiny_tokenizer
 from helpers.training import CHAT_TEMPLATE, TEXTS, tiny_run, write_jsonl
 
 from inference import SpeculativeDecoder
-from inference.drafters.aded.file import load_trigrams
+from inference.drafters.aded.table import load_trigrams
 from jakiro.utils.settings import dump_settings
 from training.data import token_store
 from training.data.token_store import open_tokens

@@ -10,13 +10,13 @@ from safetensors.numpy import save
 from tokenizers import Tokenizer, models
 from transformers import PreTrainedTokenizerFast
 
-from inference.drafters.aded.file import (
+from inference.drafters.aded.table import (
     TrigramCounter,
+    TrigramIndex,
     load_trigrams,
     save_trigrams,
     vocabulary_size,
 )
-from inference.drafters.aded.table import TrigramIndex
 from jakiro.errors import CheckpointError, TargetMismatch
 
 

@@ -11,8 +11,7 @@ from helpers.trigrams import known_trigrams
 from hypothesis import given
 from hypothesis import strategies as st
 
-from inference.drafters.aded.file import TrigramCounter
-from inference.drafters.aded.table import TrigramIndex, TrigramTable
+from inference.drafters.aded.table import TrigramCounter, TrigramIndex, TrigramTable
 
 Known = dict[tuple[int, int], dict[int, float]]
 
@@ -93,13 +92,6 @@ def test_the_bigram_that_was_learnt_from_the_longest_ago_makes_way() -> None:
     for stream in ([1, 1, 5], [2, 2, 5], [3, 3, 5], [1, 1, 5], [4, 4, 5]):
         _add(table, stream)
     assert known_trigrams(table).keys() == {(1, 1), (3, 3), (4, 4)}
-
-
-def test_what_was_just_seen_takes_the_place_of_the_lightest_successor() -> None:
-    table = TrigramTable(8, num_successors=2)
-    for successor in (5, 5, 6, 7):
-        _add(table, [1, 2, successor])
-    assert known_trigrams(table) == {(1, 2): {5: 0.5, 7: 0.25}}
 
 
 def test_learning_goes_on_from_what_was_known_before_and_leaves_it_alone() -> None:

@@ -6,6 +6,8 @@ import pytest
 from inference.draft_tree import ROOT, SequenceTree
 from inference.drafters.candidates import Candidates
 from inference.drafters.combined.knowledge import (
+    Calibration,
+    CandidatePool,
     CombinedSettings,
     Knowledge,
     SampledNodes,
@@ -13,7 +15,6 @@ from inference.drafters.combined.knowledge import (
     shape_cells,
     tree_cells,
 )
-from inference.drafters.combined.pool import Calibration, CandidatePool
 from inference.protocol import Budget
 from inference.trees.shape import TreeShape
 

@@ -13,6 +13,7 @@ from helpers.losslessness import (
     greedy_by_transformers,
 )
 from helpers.models import tiny_drafter, tiny_llama, tiny_settings
+from helpers.quick import mostly_slow
 from helpers.tables import Tables, no_processors, two_step_error
 from transformers import LlamaForCausalLM, LogitsProcessorList
 
@@ -20,11 +21,8 @@ from inference import SpeculativeDecoder
 from inference.draft_tree import ROOT, CandidateKind, DraftTree
 from inference.drafters.aded.drafter import AdedDrafter
 from inference.drafters.candidates import Candidates
-from inference.drafters.combined.cascade import Cascades, DraftCosts
-from inference.drafters.combined.drafter import CombinedDrafter
-from inference.drafters.combined.knowledge import CombinedSettings
-from inference.drafters.combined.pool import CandidatePool
-from inference.drafters.combined.session import CombinedSession, mixed_tree
+from inference.drafters.combined.drafter import CombinedDrafter, CombinedSession, mixed_tree
+from inference.drafters.combined.knowledge import CandidatePool, CombinedSettings
 from inference.drafters.lookup import LookupDrafter
 from inference.drafters.small_lm import SmallLMDrafter, SmallLMSettings
 from inference.drafters.trained.drafter import TrainedDrafter
@@ -65,7 +63,7 @@ DRAFTERS: dict[str, Callable[[LlamaForCausalLM], CombinedDrafter]] = {
 
 def _resting(drafter: CombinedDrafter) -> CombinedDrafter:
     """Let the first drafter rest in many steps: it takes as long as a step of the target."""
-    drafter.cascades = Cascades(DraftCosts(lambda _: 1.0, {1: 0.5, 2: 1.0}))
+    drafter.use_costs(lambda _: 1.0, {1: 0.5, 2: 1.0})
     return drafter
 
 
@@ -76,7 +74,9 @@ def _inference_mode() -> Iterator[None]:
         yield
 
 
-@pytest.mark.parametrize("name", DRAFTERS)
+@pytest.mark.parametrize(
+    "name", mostly_slow(DRAFTERS, quick=["trained and aded", "small and lookup"])
+)
 def test_greedy_tokens_equal_those_of_transformers_alone_and_together(name: str) -> None:
     model = tiny_llama(vocab=11)
     drafter = DRAFTERS[name](model)
@@ -215,16 +215,15 @@ def test_automatic_trees_of_two_drafters_change_no_token() -> None:
     drafter = combined_drafter(tiny_drafter(TargetAdapter(model)), LookupDrafter(), model)
     expected = SpeculativeDecoder(model).generate(prompt, max_new_tokens=40, temperature=0)
     automatic = SpeculativeDecoder(model, drafter, tree="auto")
-    for _ in range(3):
+    for _ in range(2):
         output = automatic.generate(prompt, max_new_tokens=40, temperature=0)
         assert output.new_token_ids == expected.new_token_ids
-    assert drafter.cascades is not None
     shape = drafter.new_session(GREEDY, capacity=64).shape
-    learned = drafter.cascades.of(False, shape)
+    learned = drafter.cascade(False, shape)
     automatic.reset(trees=False)
-    assert drafter.cascades.of(False, shape) is learned
+    assert drafter.cascade(False, shape) is learned is not None
     automatic.reset()
-    assert drafter.cascades.of(False, shape) is not learned
+    assert drafter.cascade(False, shape) is not learned
 
 
 def _session(drafter: CombinedDrafter, sampling: Sampling, tokens: list[int]) -> CombinedSession:

@@ -11,7 +11,6 @@ from inference.drafters.trained.converted import (
     FEWEST_OUTPUTS,
     ConvertedLinear,
     ConvertedStack,
-    head_form,
     layer_form,
     sources,
     with_layers,
@@ -102,7 +101,7 @@ def test_copies_share_converted_weights_and_leave_the_drafter_as_it_is(form: Wei
     assert with_layers(drafter, "own") is drafter
 
 
-@pytest.mark.parametrize("name", sorted(VARIANTS))
+@pytest.mark.parametrize("name", ["E8-1-active", "hybrid-tail-1", "gumiho", "hidden-transfer"])
 def test_all_layers_but_the_smallest_are_converted(name: str) -> None:
     drafter = _drafter(name)
     network = with_layers(drafter, FORMS[-1])
@@ -134,12 +133,3 @@ def test_compiled_and_adapted_drafters_and_other_devices_have_only_their_own_for
     assert layer_form(drafter, FORMS) == "own"
     peft.inject_adapter_in_model(peft.LoraConfig(r=2, target_modules=["gate_up"]), adapted)
     assert layer_form(adapted, FORMS) == "own"
-
-
-def test_the_first_preferred_format_that_is_possible_is_used() -> None:
-    drafter, half = _drafter(), _drafter().half()
-    target, half_target = TargetAdapter(tiny_llama()), TargetAdapter(tiny_llama().half())
-    assert layer_form(drafter, FORMS) == head_form(drafter, target, FORMS) == FORMS[0]
-    assert layer_form(drafter, ["own", *FORMS]) == "own"
-    for preferred in (["bfloat16", "packed"], ["packed", "own", "int8"]):
-        assert layer_form(half, preferred) == head_form(half, half_target, preferred) == "own"

@@ -16,9 +16,7 @@ from hypothesis import strategies as st
 from inference import SpeculativeDecoder
 from inference.drafters.aded.drafter import AdedDrafter
 from inference.drafters.lookup import LookupDrafter
-from inference.engine.decode_step import TARGET, DecodeStep
-from inference.engine.details import TokenDetails
-from inference.engine.verified_tree import VerifiedTree
+from inference.engine.decode_step import TARGET, DecodeStep, TokenDetails, VerifiedTree
 from inference.generation.incremental_text import IncrementalText
 from inference.protocol import Drafter
 from inference.serving.adaptation import Learner

@@ -7,7 +7,7 @@ from torch import Tensor
 from transformers import LogitsProcessorList, RepetitionPenaltyLogitsProcessor
 
 from inference.draft_tree import ROOT, SequenceTree
-from inference.sampling.distribution import ProcessedDistribution
+from inference.engine.acceptance import ProcessedDistribution
 from inference.sampling.options import Sampling
 from jakiro.errors import NumericalError
 
@@ -27,20 +27,6 @@ TREE = SequenceTree(
 def _logits() -> Tensor:
     torch.manual_seed(0)
     return torch.randn(3, 5)
-
-
-def test_without_processors_probabilities_are_the_softmax_of_the_logits() -> None:
-    logits = _logits()
-    probs = ProcessedDistribution(logits, [4], TREE, no_processors())
-    for node in (ROOT, 0, 1):
-        torch.testing.assert_close(probs(node), logits[node + 1].softmax(-1))
-        assert probs.best(node) == int(logits[node + 1].argmax())
-
-
-def test_greedy_decoding_has_a_point_mass() -> None:
-    probs = ProcessedDistribution(_logits(), [4], TREE, no_processors(do_sample=False))
-    assert probs(0).sort().values.tolist() == [0, 0, 0, 0, 1]
-    assert int(probs(0).argmax()) == probs.best(0)
 
 
 def test_processors_read_the_emitted_tokens_and_the_path_but_no_later_tokens() -> None:
