@@ -17,7 +17,7 @@ READY := $(VENV)/.ready
 CONSTRAINTS := $(CURDIR)/constraints.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-all test-faults test-matrix test-vllm coverage check docs figures reference \
+.PHONY: help demo test test-all test-faults test-matrix test-vllm coverage check docs reference \
     bench bench-gpu wheel clean
 
 help:  ## Show the targets
@@ -88,9 +88,6 @@ docs: $(READY)  ## Build the documentation into site/
 	$(BIN)/python -c 'import mkdocs, mkdocstrings' 2>/dev/null || \
 	    PIP_CONSTRAINT=$(CONSTRAINTS) $(BIN)/python -m pip install -e '.[docs]'
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
-
-figures: $(READY)  ## Draw the figure of the README
-	$(BIN)/python docs/programs/figures.py
 
 reference: $(READY)  ## Write the reference of the command line and of the configuration
 	$(BIN)/typer jakiro.cli utils docs --name jakiro --title 'Command line' --output docs/reference/cli.md

@@ -1,6 +1,5 @@
 """The generated parts of the documentation are up to date."""
 
-import json
 import runpy
 from pathlib import Path
 
@@ -11,12 +10,6 @@ from typer.core import MARKUP_MODE_KEY
 from jakiro.cli import app
 
 DOCS = Path(__file__).parents[2] / "docs"
-
-
-def test_the_figure_is_drawn_from_the_recorded_step() -> None:
-    figures = runpy.run_path(str(DOCS / "programs" / "figures.py"))
-    drawing = figures["draw_step"](json.loads(figures["STEP"].read_text()))
-    assert drawing == figures["FIGURE"].read_text(), "remedy: make figures"
 
 
 def test_keys_are_described_as_at_their_fields() -> None:
