@@ -2,7 +2,8 @@
 
 With `tree="auto"`, each step has no drafts, or the tree that is expected to give the most tokens
 per second: (1 + expected accepted candidates) / (seconds to draft and verify). The seconds are
-timed once on a machine, and acceptance rates are learned.
+timed once on a machine, where a drafter that is no model takes none, and acceptance rates are
+learned.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -93,6 +94,7 @@ class AutoTree:
     def reset(self) -> None:
         with self._lock:
             self._learners.clear()
+            self._switch = ThreadSwitch(list(self.costs_by_threads))
         if self.on_reset is not None:
             self.on_reset()
         if self.request_counter is not None:
@@ -123,12 +125,15 @@ class AutoRun:
         self._costs = [StepCosts(own, arms) for own in costs]
         self._lock = lock
         self._was_requested = False
+        self._times_alone = False  # whether the next step is to have no drafts
         self._index = switch.index  # of the number of threads of the next step
 
     @property
-    def autoregressive_seconds(self) -> float:
-        """The estimated seconds of a decoding step without drafts."""
-        return self._switch.seconds(self._index, self._costs[self._index].alone)
+    def autoregressive_seconds(self) -> float | None:
+        """The seconds of a decoding step without drafts, as far as such steps were timed."""
+        if self._learner is None:
+            return None
+        return self._switch.seconds_alone(self._index, self._costs[self._index].alone)
 
     @property
     def threads(self) -> int | None:
@@ -136,6 +141,9 @@ class AutoRun:
 
     def next_budget(self, progress: RunProgress) -> Budget | None:
         if self._learner is None:
+            return None
+        if self._times_alone:
+            self._times_alone = False
             return None
         with self._lock:
             arm = self._learner.choose(progress, self._costs[self._index])
@@ -160,7 +168,9 @@ class AutoRun:
                 self._learner.learn(index, trees, paths)
                 drafting = [costs.draft[index] for costs in self._costs]
                 modeled = [sum(parts) for parts in zip(modeled, drafting, strict=True)]
-            self._switch.learn(self._index, modeled, seconds if is_timed else None)
+            self._times_alone |= self._switch.learn(
+                self._index, modeled, seconds if is_timed else None, is_alone=not num_nodes
+            )
             self._index = self._switch.index
 
 

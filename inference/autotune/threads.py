@@ -23,7 +23,7 @@ CLEARLY = 1.6
 TRIAL = 5  # steps of a trial, of which the first, which is slower than others, is not timed
 SHORTEST_PAUSE, LONGEST_PAUSE = 128, 4096  # steps between two trials
 LEAST_GAIN = 1.1  # another number of threads must be this many times as fast
-CHANGE = 1.5  # change of the load, as a ratio, after which the next trial starts sooner
+CHANGE = 1.5  # change of the load, as a ratio, after which another number is tried soon
 SHORT_MEMORY, LONG_MEMORY = 3, 20  # number of recent steps from which the load is estimated
 
 Threads = int | Literal["auto"] | None
@@ -107,59 +107,81 @@ class Load:
 class ThreadSwitch:
     """Switches between numbers of threads while decoding, by trials of a few steps.
 
-    Trials that select no other number become rarer: each pause is twice as long as the one before.
+    A number is tried if it may be faster than the selected one is now, soon after a change of the
+    load, and otherwise seldom. Trials that select no other number become rarer: each pause is twice
+    as long as the one before.
     """
 
     def __init__(self, numbers: Sequence[int | None]) -> None:
         self.numbers = numbers
         self.index = 0  # of the number of threads of the next step
         self._selected = 0
-        self._loads = [Load() for _ in numbers]
+        # Of steps with drafts and of those without, because the drafts of some drafters take time
+        # that is not modeled.
+        self._loads = [(Load(), Load()) for _ in numbers]
         self._pause = self._left = SHORTEST_PAUSE
-        self._is_first = False  # whether the next step is the first of a trial
+        self._num_steps = 0  # since the last trial, or of the trial
+        self._must_try = False
 
-    def seconds(self, index: int, modeled: float) -> float:
-        """Return the expected seconds of a step that takes `modeled` seconds on a quiet machine."""
-        return modeled * self._loads[index].recent
+    def seconds_alone(self, index: int, modeled: float) -> float:
+        """Return the expected seconds of a step without drafts, from such steps only.
 
-    def learn(self, index: int, modeled: Sequence[float], seconds: float | None) -> None:
-        """Learn from a step, and select the number of threads of the next one.
+        Args:
+            modeled: its seconds on a quiet machine.
+        """
+        return modeled * self._loads[index][True].recent
+
+    def learn(
+        self, index: int, modeled: Sequence[float], seconds: float | None, *, is_alone: bool
+    ) -> bool:
+        """Learn from a step, select the number of threads of the next one, and tell of a change.
 
         Args:
             index: of the number of threads that the step used. While several runs decode at the
                 same time, this need not be `index`.
             modeled: seconds of such a step on a quiet machine, with each number of threads.
             seconds: duration of the step; None if it is not typical.
+            is_alone: whether the step had no drafts.
+
+        Returns:
+            whether the load of the machine has changed.
         """
         if index != self.index:
-            return
-        if self._is_first:
-            self._is_first = False
-        elif seconds is not None:
-            has_changed = self._loads[index].take(seconds / modeled[index])
-            if has_changed and self.index == self._selected:
-                self._left = min(self._left, self._pause // 8)
+            return False
+        is_first = self._num_steps == 0 and index != self._selected  # is slower than others
+        self._num_steps += 1
+        has_changed = False
+        if seconds is not None and not is_first:
+            has_changed = self._loads[index][is_alone].take(seconds / modeled[index])
+            has_changed &= index == self._selected
         if len(self.numbers) > 1:
+            if has_changed:
+                self._left, self._must_try = min(self._left, self._pause // 8), True
             self._left -= 1
             if self._left <= 0:
-                self._decide(modeled)
+                self._decide(modeled, is_alone)
+        return has_changed
 
-    def _decide(self, modeled: Sequence[float]) -> None:
-        """Start a trial, if it may succeed, or end one."""
-        limit = self.seconds(self._selected, modeled[self._selected]) / LEAST_GAIN
+    def _decide(self, modeled: Sequence[float], is_alone: bool) -> None:
+        """Start a trial, or end one."""
+        usual = self._loads[self._selected][is_alone]
+        limit = modeled[self._selected] * usual.recent / LEAST_GAIN
         if self.index == self._selected:
             other = (self._selected + 1) % len(self.numbers)
-            if modeled[other] < limit:
-                self._loads[other].forget()
-                self.index, self._left, self._is_first = other, TRIAL, True
+            is_due = self._must_try or self._num_steps >= LONGEST_PAUSE
+            if is_due or modeled[other] < limit:
+                for load in self._loads[other]:
+                    load.forget()
+                self._switch_to(other, TRIAL)
             else:
-                self._left = self._pause
+                self._left = SHORTEST_PAUSE
             return
-        is_faster = self._loads[self.index].is_known and (
-            self.seconds(self.index, modeled[self.index]) < limit
-        )
-        if is_faster:
+        load = self._loads[self.index][is_alone]
+        if load.is_known and modeled[self.index] * load.recent < limit:
             self._selected, self._pause = self.index, SHORTEST_PAUSE
         else:
             self._pause = min(2 * self._pause, LONGEST_PAUSE)
-        self.index, self._left = self._selected, self._pause
+        self._switch_to(self._selected, self._pause)
+
+    def _switch_to(self, index: int, num_steps: int) -> None:
+        self.index, self._left, self._num_steps, self._must_try = index, num_steps, 0, False

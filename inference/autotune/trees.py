@@ -19,9 +19,9 @@ NODE_COUNTS = (1, 2, 3, 4, 6, 8, 10, 12, 16, 20, 24)
 ASSUMED_RATE = 0.5  # acceptance rate of the first candidate before any observation
 DOUBT = 4.0  # weight of the assumed rates, in verified trees
 MEMORY = 128.0  # number of later trees after which the weight of a tree has dropped to 1/e
-# Of this many steps, the last one tries something else: if drafting pays, the largest tree, and
-# otherwise, to draft.
-EXPLORE_EVERY = 64
+# One of this many steps tries something else: if drafting pays, the largest tree or, each fourth
+# time, no tree, and otherwise, to draft.
+EXPLORE_EVERY = 32
 # Largest share of the expected remaining seconds that the drafter may take to read tokens if
 # drafting has not paid.
 DOUBTFUL_SHARE = 0.05
@@ -179,15 +179,20 @@ class TreeLearner:
     def choose(self, progress: RunProgress, costs: StepCosts) -> TreeArm | None:
         """Return the size of the next step's trees; None for a step without drafts."""
         best, gain = self.best(costs)
+        turn, step = divmod(self._num_steps, EXPLORE_EVERY)
         self._num_steps += 1
-        explores = self._num_steps % EXPLORE_EVERY == 0
-        if gain <= 0 and not explores:
+        arm: TreeArm | None = best
+        if step == 0 and gain > 0:
+            arm = self.arms[-1] if turn % 4 else None  # the first step of all has no drafts
+        elif step and gain <= 0:
+            arm = None
+        if arm is None:
             return None
         if progress.left is not None:
             most = max(DOUBTFUL_SHARE, gain) * progress.left * costs.alone
             if progress.unread * costs.read > most:
                 return None
-        return self.arms[-1] if gain > 0 and explores else best
+        return arm
 
     def learn(self, index: int, trees: Sequence[SequenceTree], paths: Sequence[list[int]]) -> None:
         """Learn from a step with trees of a size."""

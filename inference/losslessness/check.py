@@ -170,7 +170,7 @@ def sample_continuations(
     length = sample_length(decoder, settings)
     samples = []
     for index in range(settings.samples):
-        # With an explicit seed, `tree="auto"` would draft trees of a single kind and size.
+        # With an explicit seed, `tree="auto"` would draft trees of a single size.
         with torch.random.fork_rng(devices=[]):
             # Not `torch.manual_seed`, which would also change the generators of all GPUs.
             torch.default_generator.manual_seed(settings.seed * settings.samples + index)

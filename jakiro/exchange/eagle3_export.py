@@ -1,4 +1,4 @@
-"""Export of drafters in the two layouts of EAGLE-3, which other engines read.
+"""Export of drafters in the two layouts of EAGLE-3, and what every export consists of.
 
 An exported drafter comes with the commands with which these engines serve it.
 """

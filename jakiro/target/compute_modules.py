@@ -81,7 +81,7 @@ class Modules(NamedTuple):
 class ComputeModules:
     """Chooses the layers and output embeddings to compute with; the model itself never changes.
 
-    All adapters of a model share its copies. The attributes are those of `Modules`.
+    All adapters of a model share its copies.
     """
 
     def __init__(self, model: CausalLM, decoder: nn.Module) -> None:

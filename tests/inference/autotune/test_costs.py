@@ -45,5 +45,8 @@ def test_each_target_is_timed_once(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     usual, other = TargetAdapter(tiny_llama()), TargetAdapter(tiny_llama(hidden_size=16))
     first, different, again = (costs_with(target, None) for target in (usual, other, usual))
     assert first == again != different
+    models = [tiny_drafter(usual, VARIANTS[name]) for name in ("eagle", "eagle3")]
+    eagle, eagle3 = (TrainedDrafter(model, usual, default_tree(model)) for model in models)
+    assert costs_with(usual, eagle) == costs_with(usual, eagle) != costs_with(usual, eagle3)
     usual.fuse()  # steps take another time
     assert costs_with(usual, None) != first

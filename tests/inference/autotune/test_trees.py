@@ -78,7 +78,7 @@ class World:
 
 
 @pytest.mark.parametrize("sampling", [GREEDY, SAMPLING], ids=["greedy", "sampling"])
-def test_a_useless_drafter_is_paused_after_a_few_steps(sampling: Sampling) -> None:
+def test_a_useless_drafter_is_given_up_after_a_few_steps(sampling: Sampling) -> None:
     world = World(sampling, depth_accepted=0)
     while world.tokens < 512:
         world.step()
@@ -102,7 +102,7 @@ def test_a_good_drafter_gets_the_tree_that_pays_most(sampling: Sampling) -> None
     assert world.num_undrafted < 20
 
 
-def test_drafting_is_tried_again_after_a_pause_and_resumed_when_it_pays() -> None:
+def test_drafting_is_tried_now_and_then_and_resumed_when_it_pays() -> None:
     world = World(GREEDY, depth_accepted=0)
     for _ in range(100):
         world.step()

@@ -5,11 +5,13 @@ from typing import Any
 
 import pytest
 import torch
-from helpers.models import tiny_llama
+from helpers.models import tiny_drafter, tiny_llama
 from torch import Tensor, nn
 from torch.nn.functional import scaled_dot_product_attention
+from torch.overrides import TorchFunctionMode
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
+from inference import SpeculativeDecoder
 from jakiro.target import adapter, attention
 from jakiro.target.adapter import TargetAdapter
 from jakiro.target.attention import (
@@ -206,3 +208,33 @@ def test_cudnn_is_off_until_the_last_block_has_ended() -> None:
     assert not _uses_cudnn()
     second.close()
     assert _uses_cudnn() == before
+
+
+class _Attention(TorchFunctionMode):
+    """Notes for each call of attention whether cuDNN may be used."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.enabled: list[bool] = []
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        """Run a function of torch."""
+        if func is scaled_dot_product_attention:
+            self.enabled.append(torch.backends.cuda.cudnn_sdp_enabled())
+        return func(*args, **(kwargs or {}))
+
+
+def test_decoding_never_uses_cudnn(monkeypatch: pytest.MonkeyPatch) -> None:
+    def as_on_a_gpu(_: torch.device) -> Any:
+        return attention.without_cudnn(torch.device("cuda"))
+
+    monkeypatch.setattr(adapter, "without_cudnn", as_on_a_gpu)
+    monkeypatch.setattr("inference.drafters.trained.drafter.without_cudnn", as_on_a_gpu)
+    model = tiny_llama()
+    decoder = SpeculativeDecoder(model, tiny_drafter(TargetAdapter(model)), tree="fixed")
+    with _Attention() as calls:
+        decoder.generate([1, 2, 3], temperature=0, max_new_tokens=6)
+    assert len(calls.enabled) > 10
+    assert not any(calls.enabled)

@@ -96,6 +96,14 @@ def test_rows_that_are_not_finite_stay_so_and_spoil_no_others() -> None:
     assert torch.equal(product[3:], alone)
 
 
+@needs_products
+def test_weights_are_quantized_in_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
+    weight, x = torch.randn(50, 24), torch.randn(3, 24)
+    whole = Int8Linear(weight)(x)
+    monkeypatch.setattr(int8, "_CHUNK", 7)
+    assert torch.equal(Int8Linear(weight)(x), whole)
+
+
 def test_only_ordinary_matrices_on_the_cpu_are_quantized() -> None:
     weight = nn.Linear(8, 8).weight
     assert can_quantize(weight) == can_quantize(weight.half()) == IS_THERE
