@@ -27,10 +27,10 @@ from inference.engine.context import Context
 from inference.engine.loop import DecodeRun
 from inference.engine.policy import AlwaysDraft
 from inference.engine.request import OutputOptions, SequenceState
-from inference.engine.threads import num_threads
 from inference.protocol import Budget, Committed, Drafter
 from inference.sampling.random_numbers import StepRandom
 from jakiro.errors import ConfigError
+from jakiro.utils.devices import num_threads
 
 Runner = Literal["inline", "thread"]
 

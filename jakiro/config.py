@@ -13,7 +13,7 @@ from jakiro.target.cache import StateSource, StateSources
 from jakiro.target.record import TargetRecord
 from jakiro.utils.rope import rope_frequencies
 from jakiro.utils.settings import validate_settings
-from moa.rotary import Rotary
+from moa.layers import Rotary
 
 
 class JakiroConfig(PreTrainedConfig):

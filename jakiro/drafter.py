@@ -29,8 +29,8 @@ from jakiro.utils.fetch import KNOWN_MODELS, find_gguf
 from jakiro.utils.packaged import packaged_drafter
 from jakiro.utils.pretrained import LOADING_ERRORS, hub_options, reason_of
 from moa.attention import Stores, no_history
+from moa.layers import RMSNorm
 from moa.memory import MemoryEncoder
-from moa.norm import RMSNorm
 from moa.target_kv import with_rotated_keys
 from moa.trunk import NUM_EARLIER, Trunk, TrunkInputs
 

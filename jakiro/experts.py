@@ -7,8 +7,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 from torch.nn.functional import silu
 
-from moa.feed_forward import ExpertSlots
-from moa.norm import RMSNorm
+from moa.layers import ExpertSlots, RMSNorm
 
 Combine = Literal["sum", "mixture"]
 

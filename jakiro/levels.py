@@ -9,8 +9,7 @@ from torch import Tensor, nn
 
 from jakiro.experts import ExpertsOutput
 from moa.attention import KV, KVStore, Stores
-from moa.feed_forward import FeedForward
-from moa.norm import RMSNorm
+from moa.layers import FeedForward, RMSNorm
 from moa.trunk import Trunk, TrunkInputs
 
 

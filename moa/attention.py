@@ -8,8 +8,7 @@ from torch import Tensor, nn
 from torch.nn.functional import linear, scaled_dot_product_attention
 
 from moa import AttentionBias
-from moa.norm import RMSNorm
-from moa.rotary import Rotary
+from moa.layers import RMSNorm, Rotary
 
 MOST_GROUPED = 64  # largest number of queries that are worth a copy of their mask for every head
 

@@ -7,8 +7,7 @@ from torch import Tensor, nn
 from torch.nn.functional import rms_norm, scaled_dot_product_attention, silu
 
 from moa import FusionNorm
-from moa.norm import RMSNorm
-from moa.rotary import Rotary
+from moa.layers import RMSNorm, Rotary
 
 
 class LayerSelfAttention(nn.Module):

@@ -6,7 +6,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 from torch.nn.functional import rms_norm
 
-from moa.rotary import Rotary
+from moa.layers import Rotary
 
 
 class TargetKV(nn.Module):

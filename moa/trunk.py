@@ -17,9 +17,7 @@ from moa.attention import (
     Stores,
     no_history,
 )
-from moa.feed_forward import FeedForward
-from moa.norm import RMSNorm
-from moa.rotary import Rotary
+from moa.layers import FeedForward, RMSNorm, Rotary
 
 Vectors = Float[Tensor, "batch queries hidden"]
 NUM_EARLIER = 2  # number of tokens before its own that a trigram contains

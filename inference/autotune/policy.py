@@ -22,7 +22,6 @@ from inference.drafters.small_lm import SmallLMDrafter
 from inference.drafters.trained.drafter import TrainedDrafter
 from inference.engine.policy import AlwaysDraft, DraftPolicy, RunProgress
 from inference.engine.request import Request
-from inference.engine.threads import num_threads
 from inference.protocol import (
     Budget,
     CostAware,
@@ -34,6 +33,7 @@ from inference.protocol import (
 from inference.sampling.options import Sampling
 from inference.trees.shape import TreePlan, Trees
 from jakiro.target.adapter import TargetAdapter
+from jakiro.utils.devices import num_threads
 
 MOST_LEARNERS = 64  # largest number of kinds of runs whose estimates are kept
 

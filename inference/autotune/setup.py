@@ -7,7 +7,6 @@ from transformers import PreTrainedTokenizerBase
 from inference.autotune.costs import timed_passes
 from inference.autotune.threads import Threads, choose_threads
 from inference.drafters.trained.drafter import TrainedDrafter
-from inference.engine.threads import num_threads
 from inference.protocol import Budget, Drafter
 from inference.trees.shape import TreePlan, Trees, TreeShape
 from jakiro.drafter import JakiroDrafter
@@ -16,6 +15,7 @@ from jakiro.target.adapter import TargetAdapter
 from jakiro.target.batch_invariance import check_batch_invariance
 from jakiro.target.checks import CausalLM
 from jakiro.target.record import check_target
+from jakiro.utils.devices import num_threads
 from jakiro.utils.settings import validate_settings
 
 MAX_NODES = 24  # of the largest trees that `tree="auto"` may select

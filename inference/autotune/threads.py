@@ -11,8 +11,8 @@ from typing import Literal
 import torch
 
 from inference.autotune.costs import shortest_seconds, verifications
-from inference.engine.threads import num_threads
 from jakiro.target.adapter import TargetAdapter
+from jakiro.utils.devices import num_threads
 
 TREE_NODES = 8  # number of nodes of the tree whose verification is timed
 SECONDS = 0.5  # duration after which no further step is timed

@@ -14,8 +14,8 @@ from inference.benchmark.document import Arrival, Continuation, Decoded
 from inference.benchmark.methods import SamplingOptions
 from inference.benchmark.settings import COMPILED, TRANSFORMERS
 from inference.engine.stats import DecodeStats
-from inference.engine.threads import num_threads
 from inference.trees.shape import TreeShape
+from jakiro.utils.devices import num_threads
 from jakiro.utils.pretrained import end_ids
 
 CACHE_BUCKET = 256  # lengths of static caches are multiples of this

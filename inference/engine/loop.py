@@ -16,10 +16,10 @@ from inference.engine.policy import AlwaysDraft, DraftPolicy
 from inference.engine.prefill import Prefill
 from inference.engine.request import OutputOptions, Request, SequenceState
 from inference.engine.stats import DecodeStats
-from inference.engine.threads import num_threads
 from inference.protocol import Budget, Drafter
 from jakiro.errors import JakiroError, PromptError, RequestError
 from jakiro.target.adapter import TargetAdapter
+from jakiro.utils.devices import num_threads
 
 if TYPE_CHECKING:
     from inference.engine.pipeline import PipelinePool

@@ -47,8 +47,8 @@ from jakiro.config import (
 )
 from jakiro.experts import MixtureOfExperts, joint_log_probs
 from moa.attention import KV
+from moa.layers import Rotary
 from moa.memory import MemoryEncoder
-from moa.rotary import Rotary
 from moa.target_kv import TargetKV
 from moa.trunk import Trunk, TrunkInputs
 

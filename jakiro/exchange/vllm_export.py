@@ -23,7 +23,7 @@ from jakiro.target.cache import StateSource
 from jakiro.target.step import chain_step
 from jakiro.utils.files import fingerprint
 from jakiro.utils.wording import dtype_name
-from moa.rotary import Rotary
+from moa.layers import Rotary
 from moa.target_kv import TargetKV
 
 ARCHITECTURE = "Eagle3JakiroForCausalLM"

@@ -33,7 +33,7 @@ class AttentionShape(Settings):
 
 
 class KeyRotation(Settings):
-    """Rotation of whole keys that pairs their two halves (see `moa.rotary.Rotary`).
+    """Rotation of whole keys that pairs their two halves (see `moa.layers.Rotary`).
 
     Attributes:
         frequencies: angle per position of each pair of channels.

@@ -19,7 +19,7 @@ from torch.nn.functional import layer_norm, rms_norm
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from jakiro.target.weights import MakeProduct
-from moa.norm import rms_norm_on_cpu
+from moa.layers import rms_norm_on_cpu
 
 States = Float[Tensor, "batch queries hidden"]
 Heads = Float[Tensor, "batch queries heads dim"]

@@ -2,7 +2,8 @@
 
 import os
 import platform
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from functools import cache, lru_cache
 from pathlib import Path
 from typing import Literal
@@ -111,3 +112,20 @@ def constants_on(
     """
     with torch.inference_mode(False):  # the tensor may be used outside this mode
         return torch.tensor(values, dtype=dtype, device=device)
+
+
+@contextmanager
+def num_threads(count: int | None) -> Iterator[None]:
+    """Compute with a number of threads on a CPU, and restore the previous number afterwards.
+
+    If another thread of the process uses torch for the first time inside the block, it starts with
+    this number of threads, and keeps it afterwards.
+    """
+    before = torch.get_num_threads()
+    if count is not None and count != before:
+        torch.set_num_threads(count)
+    try:
+        yield
+    finally:
+        if torch.get_num_threads() != before:
+            torch.set_num_threads(before)

@@ -9,8 +9,8 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from moa import attention
 from moa.attention import MOST_GROUPED, SelfAttention
+from moa.layers import Rotary
 from moa.memory import MemoryEncoder
-from moa.rotary import Rotary
 
 
 def test_rotary_scores_depend_only_on_the_distance() -> None:

@@ -5,7 +5,7 @@ import torch
 from helpers.models import tiny_llama
 from torch import nn
 
-from moa.rotary import Rotary
+from moa.layers import Rotary
 from moa.target_kv import TargetKV, with_rotated_keys
 
 LAYERS = (2, 0)

@@ -28,7 +28,6 @@ from inference.engine.decode_step import DecodeStep
 from inference.engine.policy import AlwaysDraft
 from inference.engine.prefill import Prefill
 from inference.engine.request import Request, SequenceState
-from inference.engine.threads import num_threads
 from inference.generation.incremental_text import IncrementalText
 from inference.protocol import Budget, Drafter
 from inference.remote.memory_rows import MAX_ROWS, encode_with_rows
@@ -47,6 +46,7 @@ from inference.sampling.random_numbers import StepRandom
 from jakiro.target.adapter import TargetAdapter
 from jakiro.target.cache import SlotCache
 from jakiro.target.step import StepOutput, chain_step
+from jakiro.utils.devices import num_threads
 
 MAX_NEWEST_ROWS = 64  # largest number of rows with a verdict
 

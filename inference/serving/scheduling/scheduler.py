@@ -11,9 +11,8 @@ from inference.engine.decode_step import DecodeStep
 from inference.engine.lane import Lane
 from inference.engine.prefill import Prefill
 from inference.engine.request import Request, SequenceState
-from inference.engine.threads import num_threads
 from jakiro.errors import JakiroError, PromptError, ResourceError
-from jakiro.utils.devices import is_out_of_memory
+from jakiro.utils.devices import is_out_of_memory, num_threads
 from jakiro.utils.logs import get_logger
 
 _logger = get_logger(__name__)

@@ -13,7 +13,7 @@ from inference import vllm_plugin
 # Modules of ours and of others that the plug-in imports beside vLLM and torch.
 USED = (
     "inference.vllm_plugin, jakiro.config, jakiro.errors, "
-    "jakiro.experts, moa.attention, moa.memory, moa.rotary, moa.target_kv, moa.trunk"
+    "jakiro.experts, moa.attention, moa.layers, moa.memory, moa.target_kv, moa.trunk"
 )
 HEAVY = ("datasets", "deepspeed", "peft", "training", "vllm")
 

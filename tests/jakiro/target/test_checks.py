@@ -17,7 +17,7 @@ from jakiro.target.attention_shape import AttentionShape
 from jakiro.target.cache import StateSource
 from jakiro.target.checks import cache_argument
 from jakiro.target.step import chain_step
-from moa.rotary import Rotary
+from moa.layers import Rotary
 from moa.target_kv import TargetKV
 
 LLAMA3 = AttentionShape(num_heads=32, num_kv_heads=8, head_dim=128, rope_theta=500_000.0)

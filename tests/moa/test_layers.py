@@ -1,10 +1,10 @@
-"""The feed-forward network equals its equations, and follows self-attention in a trunk."""
+"""Norm and feed-forward network equal their equations; the network follows self-attention."""
 
 import pytest
 import torch
 from torch.nn.functional import silu
 
-from moa.feed_forward import ExpertSlots, FeedForward
+from moa.layers import ExpertSlots, FeedForward, RMSNorm
 from moa.trunk import Trunk, TrunkInputs
 
 
@@ -66,3 +66,16 @@ def test_shapes_are_known_without_values() -> None:
     rows = torch.empty(11, INNER, device="meta")
     stack = torch.empty(NUM_EXPERTS, INNER, OUTER, device="meta")
     assert slots.multiply(rows, stack).shape == (11, OUTER)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("scale", [1e-3, 1.0, 1e3])
+def test_the_norm_without_gradients_equals_that_of_torch(dtype: torch.dtype, scale: float) -> None:
+    torch.manual_seed(0)
+    norm = RMSNorm(48, eps=1e-5).to(dtype)
+    torch.nn.init.normal_(norm.weight)
+    x = (scale * torch.randn(3, 5, 48)).to(dtype)
+    x[0] += 100 * scale  # whose mean is far from 0
+    with torch.no_grad():
+        got = norm(x)
+    torch.testing.assert_close(got, norm(x).detach())

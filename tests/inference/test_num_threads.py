@@ -5,7 +5,7 @@ import torch
 from helpers.models import tiny_llama
 
 from inference import SpeculativeDecoder
-from inference.engine.threads import num_threads
+from jakiro.utils.devices import num_threads
 
 
 def test_the_number_is_set_and_restored_also_after_an_error() -> None:
