@@ -9,8 +9,6 @@ from collections import Counter
 from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
-from itertools import count
-from random import Random
 from typing import Any, NamedTuple
 
 import torch
@@ -24,6 +22,7 @@ from inference.outputs import GenerateOutput
 from jakiro.errors import ConfigError, DataError
 from jakiro.utils.pretrained import end_ids
 from jakiro.utils.token_text import REPLACEMENT, text_of_tokens
+from training.data.candidates import GREEDY, Candidate, CandidateQueue, greedy_and_multi_turn
 from training.data.dialogues import Dialogue, Turn, run_dialogues
 from training.data.generation import KEY_TOKENS, OutputFile, SynthesisSettings
 from training.data.regeneration import (
@@ -35,9 +34,8 @@ from training.data.regeneration import (
 )
 from training.data.rendering import CUT, Chat, Message, render_question, render_user_opening
 
-FILTERS = 4  # version of the rules for choosing texts; a file is continued only with the same ones
-LONGEST_SILENCE = 1000  # number of unusable attempts in a row after which an error is raised
-GREEDY = "greedy"  # key with which an answer says whether it was decoded greedily
+FILTERS = 3  # version of the rules for choosing texts; a file is continued only with the same ones
+LONGEST_SILENCE = 1000  # number of unusable candidates in a row after which an error is raised
 NGRAM, MOST_REPEATS = 8, 3  # length of an n-gram, and how often it may occur in a usable text
 
 
@@ -78,44 +76,6 @@ class SynthesisCounts:
     multi_turn: int = 0
 
 
-@dataclass
-class Candidate:
-    """An attempt to write a record.
-
-    Attributes:
-        is_cut: whether the text reached the largest length before its end.
-        reason: why the last question, answer or text was dropped.
-    """
-
-    number: int
-    attempt: int
-    is_greedy: bool
-    num_turns: int
-    messages: list[Message] = field(default_factory=list)
-    text: str = ""
-    is_cut: bool = False
-    reason: str = "empty"
-
-    def record(self) -> dict[str, Any]:
-        """Return the content of the record."""
-        if self.messages:
-            return {"record": self.number, "messages": self.messages}
-        return {"record": self.number, "text": self.text} | ({CUT: True} if self.is_cut else {})
-
-
-def wanted_kind(settings: SynthesisSettings, number: int) -> tuple[bool, bool]:
-    """Return whether a conversation is to have greedy answers, and whether several questions.
-
-    At every number, both shares of the conversations so far, greedy ones and sampled ones
-    separately in the second case, are as close to the settings as they can be.
-    """
-    num_greedy = int(settings.greedy * number + 0.5)
-    is_greedy = num_greedy > int(settings.greedy * (number - 1) + 0.5)
-    alike = num_greedy if is_greedy else number - num_greedy
-    share = settings.multi_turn if settings.max_turns > 1 else 0.0
-    return is_greedy, int(share * alike + 0.5) > int(share * (alike - 1) + 0.5)
-
-
 class _Written(NamedTuple):
     """A usable text; `is_cut` is true if it reached the largest length before its end."""
 
@@ -149,74 +109,47 @@ class Synthesizer:
         self._ends = frozenset(end_ids(decoder.target.model.generation_config))
         self._special = frozenset(tokenizer.all_special_ids)
         self._counts = SynthesisCounts()
-        self._silence: Counter[bool | None] = Counter()  # dropped attempts in a row, by kind
 
     def write(
         self, output: OutputFile, on_progress: OnProgress = lambda _records, _tokens: None
     ) -> SynthesisCounts:
         """Write records until the file contains the number that the settings require."""
-        counts, self._silence = SynthesisCounts(), Counter()
-        self._counts = counts
+        counts = self._counts = SynthesisCounts()
+        queue = CandidateQueue(self._settings)
         seen: set[tuple[int, ...]] = set()
         with output.claim(self._fingerprint()):
             for record in output.records():
-                self._count_kind(record)
                 seen.add(self._key(record))
-            dialogues = map(self._write_record, count(output.last_record + 1))
+                queue.restore(record)
+            write = self._converse if self._settings.kind == "chats" else self._write_text
+            dialogues = map(write, queue.start())
             results = run_dialogues(self._decoder, dialogues, self._settings.batch_size)
             with closing(results):
+                silence = 0
                 on_progress(output.num_records, counts.tokens)
                 while output.num_records < self._settings.conversations:
-                    record = next(results)
-                    key = self._key(record)
-                    if key in seen:
-                        self._drop("duplicate", None)
+                    candidate = queue.take(results)
+                    key = self._key(candidate.record())
+                    if not key or key in seen:
+                        counts.dropped["duplicate" if key else candidate.reason] += 1
+                        silence += 1
                     else:
                         seen.add(key)
-                        output.append(record)
-                        self._count_kind(record)
+                        output.append(candidate.record())
+                        queue.records[candidate.kind] += 1
                         counts.records += 1
-                        self._silence[None] = 0
+                        silence = 0
                     on_progress(output.num_records, counts.tokens)
+                    if silence >= LONGEST_SILENCE:
+                        raise _nothing_usable(counts)
+        counts.greedy, counts.multi_turn = greedy_and_multi_turn(queue.records)
         return counts
-
-    def _count_kind(self, record: dict[str, Any]) -> None:
-        messages = record.get("messages", ())
-        self._counts.greedy += any(turn.get(GREEDY) is True for turn in messages)
-        self._counts.multi_turn += len(messages) > 2
-
-    def _drop(self, reason: str, kind: bool | None) -> None:
-        """Count a dropped attempt; `kind` says whether it is greedy, and is None for duplicates."""
-        self._counts.dropped[reason] += 1
-        self._silence[kind] += 1
-        if self._silence[kind] >= LONGEST_SILENCE:
-            raise _nothing_usable(self._counts)
 
     def _key(self, record: dict[str, Any]) -> tuple[int, ...]:
         begin = record["messages"][0]["content"] if "messages" in record else record["text"]
         return tuple(self._encode(begin)[:KEY_TOKENS])
 
-    def _write_record(self, number: int) -> Dialogue[dict[str, Any]]:
-        """Return a record after as many attempts as it takes.
-
-        The random numbers depend only on the seed, the number and the attempt, so records do not
-        depend on those that are written at the same time.
-        """
-        settings, random = self._settings, Random(random_seed(self._settings.seed, number))
-        is_chat = settings.kind == "chats"
-        is_greedy, is_multi_turn = wanted_kind(settings, number)
-        num_turns = random.randint(2, settings.max_turns) if is_multi_turn else 1
-        attempts = count()
-        while True:
-            candidate = Candidate(number, next(attempts), is_greedy, num_turns)
-            yield from (self._converse if is_chat else self._write_text)(candidate)
-            record = candidate.record()
-            if self._key(record):
-                self._silence[is_greedy] = 0
-                return record
-            self._drop(candidate.reason, is_greedy)
-
-    def _converse(self, candidate: Candidate) -> Dialogue[None]:
+    def _converse(self, candidate: Candidate) -> Dialogue[Candidate]:
         """Write questions and answers alternately, until the conversation ends."""
         for turn in range(candidate.num_turns):
             question = yield from self._question(candidate, turn)
@@ -230,6 +163,7 @@ class Synthesizer:
             candidate.messages.append(answer)
             if CUT in answer:  # no question can follow an incomplete answer
                 break
+        return candidate
 
     def _question(self, candidate: Candidate, turn: int) -> Dialogue[Message | None]:
         """Return the next question of a conversation; None if the question is not usable."""
@@ -246,7 +180,7 @@ class Synthesizer:
     def _answer(self, candidate: Candidate, turn: int) -> Dialogue[Message | None]:
         """Return the answer to the last question; None if the answer is not usable."""
         prompt = self._encode(render_question(self._tokenizer, _chat(candidate)))
-        limit, is_greedy = self._settings.max_new_tokens, candidate.is_greedy
+        limit, is_greedy = self._settings.max_new_tokens, candidate.wanted.is_greedy
         written = yield from self._write(
             candidate, prompt, limit, 2 * turn + 1, 1, is_greedy=is_greedy
         )
@@ -256,12 +190,13 @@ class Synthesizer:
         mark = {CUT: True} if written.is_cut else {}
         return {"role": "assistant", "content": written.text, **mark, GREEDY: is_greedy}
 
-    def _write_text(self, candidate: Candidate) -> Dialogue[None]:
+    def _write_text(self, candidate: Candidate) -> Dialogue[Candidate]:
         """Write a text that is not part of a conversation."""
         prompt, limit = [self._first_token()], self._settings.max_new_tokens
         written = yield from self._write(candidate, prompt, limit, 0, KEY_TOKENS)
         if written is not None:
             candidate.text, candidate.is_cut = written
+        return candidate
 
     def _write(
         self,
@@ -285,7 +220,7 @@ class Synthesizer:
         options: dict[str, Any] = {"max_new_tokens": limit, "stopping_criteria": _STOP_LOOPS}
         if not is_greedy:
             options["top_p"] = self._settings.top_p
-        seed = random_seed(self._settings.seed, candidate.number, candidate.attempt, part)
+        seed = random_seed(self._settings.seed, candidate.number, part)
         temperature = 0.0 if is_greedy else self._settings.temperature
         output = yield Turn(prompt, seed, temperature, options)
         self._counts.tokens += len(output.new_token_ids)

@@ -1,6 +1,7 @@
 """Synthesized data: its form, its filters, and its independence of batches and interruptions."""
 
 import json
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -13,20 +14,13 @@ from transformers import LlamaForCausalLM
 
 from inference import SpeculativeDecoder
 from jakiro.errors import DataError
+from training.data.candidates import Candidate, ConversationKind, lagging_kind
 from training.data.dialogues import Dialogue
 from training.data.documents import encode_documents
 from training.data.generation import OutputFile, SynthesisSettings
 from training.data.rendering import Chat, render_user_opening
 from training.data.sources import find_sources
-from training.data.synthesis import (
-    Candidate,
-    InLoop,
-    SynthesisCounts,
-    Synthesizer,
-    ends_in_loop,
-    repeats,
-    wanted_kind,
-)
+from training.data.synthesis import InLoop, SynthesisCounts, Synthesizer, ends_in_loop, repeats
 
 TOKENIZER = tiny_tokenizer(CHATML)
 SMALL = {"conversations": 6, "max_question_tokens": 24, "max_new_tokens": 12, "seed": 3}
@@ -68,25 +62,25 @@ def test_conversations_alternate_and_are_data_that_training_reads(
 @pytest.mark.parametrize(
     ("greedy", "multi_turn"), [(0.0, 0.3), (0.1, 1.0), (0.3, 0.3), (0.5, 0.0), (1.0, 0.3)]
 )
-def test_every_share_is_as_close_to_its_setting_as_it_can_be(
+def test_the_next_kind_brings_every_share_closest_to_its_setting(
     greedy: float, multi_turn: float
 ) -> None:
     settings = SynthesisSettings(conversations=1, greedy=greedy, multi_turn=multi_turn)
-    kinds = [wanted_kind(settings, number) for number in range(1, 101)]
+    numbers: Counter[ConversationKind] = Counter()
     for total in range(1, 101):
-        num_greedy = sum(is_greedy for is_greedy, _ in kinds[:total])
+        numbers[lagging_kind(settings, numbers)] += 1
+        num_greedy = numbers[ConversationKind(True, False)] + numbers[ConversationKind(True, True)]
         assert abs(num_greedy - greedy * total) <= 0.5 + 1e-9
-        for kind, size in ((True, num_greedy), (False, total - num_greedy)):
-            num_multi_turn = kinds[:total].count((kind, True))
-            assert abs(num_multi_turn - multi_turn * size) <= 0.5 + 1e-9
+        for is_greedy, size in ((True, num_greedy), (False, total - num_greedy)):
+            assert abs(numbers[ConversationKind(is_greedy, True)] - multi_turn * size) <= 0.5 + 1e-9
 
 
 class Choosy(Synthesizer):
-    """Drops two of three attempts at greedy answers."""
+    """Drops two of three answers that are greedy."""
 
     def _answer(self, candidate: Candidate, turn: int) -> Dialogue[dict[str, Any] | None]:
         answer = yield from super()._answer(candidate, turn)
-        return None if candidate.is_greedy and candidate.attempt % 3 < 2 else answer
+        return None if candidate.wanted.is_greedy and candidate.number % 3 else answer
 
 
 class Forbidding(Synthesizer):
@@ -94,23 +88,23 @@ class Forbidding(Synthesizer):
 
     def _answer(self, candidate: Candidate, turn: int) -> Dialogue[dict[str, Any] | None]:
         answer = yield from super()._answer(candidate, turn)
-        return None if candidate.is_greedy else answer
+        return None if candidate.wanted.is_greedy else answer
 
 
-@pytest.mark.slow
-def test_shares_depend_neither_on_dropped_attempts_nor_on_batches_nor_on_interruptions(
+def test_shares_depend_neither_on_dropped_candidates_nor_on_batches_nor_on_interruptions(
     target: LlamaForCausalLM, tmp_path: Path
 ) -> None:
     changes: dict[str, Any] = {"kind_of_writer": Choosy, "multi_turn": 0.5, "greedy": 0.25}
-    whole, counts = _write(target, tmp_path / "whole.jsonl", conversations=12, **changes)
+    whole, counts = _write(target, tmp_path / "whole.jsonl", conversations=8, **changes)
     assert sum(counts.dropped.values()) > 0
-    assert counts.greedy == sum(record["messages"][1]["greedy"] for record in whole) == 3
+    assert counts.greedy == sum(record["messages"][1]["greedy"] for record in whole) == 2
     path = tmp_path / "parts.jsonl"
-    for conversations, size in ((1, 1), (9, 5), (12, 3)):
-        parts = {"conversations": conversations, "batch_size": size}
-        records, _ = _write(target, path, **parts, **changes)
+    for conversations, size in ((1, 1), (6, 5), (8, 3)):
+        parts: dict[str, Any] = {"conversations": conversations, "batch_size": size}
+        records, counts = _write(target, path, **parts, **changes)
         assert records == whole[:conversations]
     assert path.read_bytes() == (tmp_path / "whole.jsonl").read_bytes()
+    assert (counts.records, counts.greedy) == (2, 2)
 
 
 def test_a_kind_without_usable_answers_is_given_up(
@@ -134,6 +128,14 @@ def test_base_models_write_texts(target: LlamaForCausalLM, tmp_path: Path) -> No
     documents = encode_documents(tiny_tokenizer(), source.records())
     for document, record in zip(documents, records, strict=True):
         assert (document.token_ids[-1] == 0) is not record.get("is_cut", False)
+
+
+def test_a_target_without_a_chat_template_is_refused_by_name(
+    target: LlamaForCausalLM, tmp_path: Path
+) -> None:
+    target.name_or_path = "some/base-model"
+    with pytest.raises(DataError, match=r"some/base-model has no chat template.*--kind texts"):
+        _write(target, tmp_path / "own.jsonl", tiny_tokenizer())
 
 
 def test_a_target_that_never_ends_a_turn_is_given_up_with_the_reasons(
