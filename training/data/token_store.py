@@ -1,12 +1,14 @@
 """The token store: tokens of all documents, cached on disk and mapped into memory."""
 
 import hashlib
+from array import array
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import groupby, pairwise
 from pathlib import Path
-from typing import SupportsIndex
+from tempfile import TemporaryFile
+from typing import IO, Any, SupportsIndex
 
 import numpy as np
 import numpy.typing as npt
@@ -179,45 +181,12 @@ def write_tokens(
     path: Path, records: Iterable[tuple[Record, Sequence[Document]]], intake: Intake
 ) -> None:
     """Write a file that `_map` reads; an error leaves no new file behind."""
-    ids, masks = list[npt.NDArray[np.int32]](), list[npt.NDArray[np.bool_]]()
-    locations, num_dropped = list[tuple[int, int]](), 0
-    for record, documents in records:
-        for token_ids, is_response in documents:
-            if len(token_ids) < 2:  # there is nothing to predict
-                num_dropped += 1
-                continue
-            ids.append(token_ids)
-            masks.append(is_response)
-            locations.append((record.source, record.number))
-    num_responses = sum(int(mask.sum()) for mask in masks)
-    if num_responses == 0:
-        raise DataError(
-            "the data contains nothing to learn from",
-            expected="documents with response tokens",
-            got=f"{counted(len(ids), 'document')} without response tokens, "
-            f"{counted(intake.num_skipped, 'record')} skipped",
-        )
-    starts = np.cumsum([0, *map(len, ids)])
-    token_ids = np.concatenate(ids)
-    counts = ReadCounts(
-        records=intake.num_records,
-        skipped=intake.num_skipped,
-        unlearned=intake.num_unlearned,
-        dropped=num_dropped,
-        documents=len(ids),
-        tokens=len(token_ids),
-        responses=num_responses,
-        highest_id=int(token_ids.max()),
-    )
-    arrays = {
-        "token_ids": token_ids,
-        "is_response": np.concatenate(masks),
-        "starts": starts,
-        "locations": np.array(locations, np.int64),
-    }
-    partial = path.with_suffix(".partial")
+    partial, folder = path.with_suffix(".partial"), path.parent
     try:
-        save_file(arrays, partial, {"counts": counts.model_dump_json()})
+        # All tokens need not fit into memory: they are on disk, also before the file is written.
+        with TemporaryFile(dir=folder) as ids, TemporaryFile(dir=folder) as masks:
+            arrays, counts = _write_arrays(ids, masks, records, intake)
+            save_file(arrays, partial, {"counts": counts.model_dump_json()})
         publish(partial, path)
     except (OSError, SafetensorError) as error:
         raise ResourceError(
@@ -229,23 +198,71 @@ def write_tokens(
         partial.unlink(missing_ok=True)
 
 
+def _write_arrays(
+    ids: IO[bytes],
+    masks: IO[bytes],
+    records: Iterable[tuple[Record, Sequence[Document]]],
+    intake: Intake,
+) -> tuple[dict[str, npt.NDArray[Any]], ReadCounts]:
+    """Write the tokens of all documents to two files, and return these, mapped, with the rest."""
+    starts, locations = array("q", [0]), array("q")
+    num_responses, num_dropped, highest_id = 0, 0, 0
+    for record, documents in records:
+        for token_ids, is_response in documents:
+            if len(token_ids) < 2:  # there is nothing to predict
+                num_dropped += 1
+                continue
+            starts.append(starts[-1] + len(token_ids))
+            locations.extend((record.source, record.number))
+            num_responses += int(is_response.sum())
+            highest_id = max(highest_id, int(token_ids.max()))
+            ids.write(token_ids.tobytes())
+            masks.write(is_response.tobytes())
+    counts = ReadCounts(
+        records=intake.num_records,
+        skipped=intake.num_skipped,
+        unlearned=intake.num_unlearned,
+        dropped=num_dropped,
+        documents=len(starts) - 1,
+        tokens=starts[-1],
+        responses=num_responses,
+        highest_id=highest_id,
+    )
+    if num_responses == 0:
+        raise DataError(
+            "the data contains nothing to learn from",
+            expected="documents with response tokens",
+            got=f"{counted(counts.documents, 'document')} without response tokens, "
+            f"{counted(counts.skipped, 'record')} skipped",
+        )
+    ids.flush()
+    masks.flush()
+    arrays = {
+        "token_ids": np.memmap(ids, np.int32, mode="r"),
+        "is_response": np.memmap(masks, np.bool_, mode="r"),
+        "starts": np.array(starts, np.int64),
+        "locations": np.array(locations, np.int64).reshape(-1, 2),
+    }
+    return arrays, counts
+
+
 def _map(path: Path, key: str, sources: Sequence[Source]) -> TokenStore | None:
     """Return the tokens in a file, mapped into memory; None if it is missing or damaged."""
     try:
         with safe_open(path, framework="pt") as file:
             arrays = {name: file.get_tensor(name).numpy() for name in file.keys()}  # noqa: SIM118
             counts = ReadCounts.model_validate_json(file.metadata()["counts"])
-    except (OSError, SafetensorError):
+        return TokenStore(
+            token_ids=arrays["token_ids"],
+            is_response=arrays["is_response"],
+            starts=arrays["starts"],
+            fingerprint=key,
+            counts=counts,
+            names=tuple(source.name for source in sources),
+            records=arrays["locations"],
+        )
+    except (OSError, SafetensorError, TypeError, KeyError, ValueError):
         return None
-    return TokenStore(
-        token_ids=arrays["token_ids"],
-        is_response=arrays["is_response"],
-        starts=arrays["starts"],
-        fingerprint=key,
-        counts=counts,
-        names=tuple(source.name for source in sources),
-        records=arrays["locations"],
-    )
 
 
 def preview(store: TokenStore, tokenizer: PreTrainedTokenizerBase, count: int) -> list[Text]:

@@ -1,18 +1,20 @@
 """The same data is encoded only once; a cache is written completely or not at all."""
 
 import resource
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 import pytest
 from helpers.tokenizers import tiny_tokenizer
 from helpers.training import CHAT_TEMPLATE, TEXTS, write_jsonl
+from safetensors.numpy import load_file, save_file
 
 from jakiro.errors import DataError, ResourceError
 from training.data import token_store
 from training.data.documents import Document
 from training.data.sources import Intake, Record
-from training.data.token_store import TokenStore, open_tokens, write_tokens
+from training.data.token_store import ReadCounts, TokenStore, open_tokens, write_tokens
 
 
 @pytest.fixture
@@ -24,11 +26,26 @@ def open_in(folder: Path, data: Path) -> TokenStore:
     return open_tokens([str(data)], tiny_tokenizer(), folder / "cache")
 
 
+def store_counts(folder: Path, data: Path) -> ReadCounts:
+    counts = open_in(folder, data).counts
+    assert counts is not None
+    return counts
+
+
 def forbid_reading(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_: object) -> None:
         raise AssertionError("the data was read again")
 
     monkeypatch.setattr(token_store, "encode_records", refuse)
+
+
+def test_documents_come_back_as_they_were_encoded(tmp_path: Path, data: Path) -> None:
+    store, tokenizer = open_in(tmp_path, data), tiny_tokenizer()
+    assert store.num_documents == len(TEXTS)
+    for index, text in enumerate(TEXTS):
+        expected = [*tokenizer(text)["input_ids"], tokenizer.eos_token_id]
+        assert store.document(index).token_ids.tolist() == expected
+        assert store.document(index).is_response.all()
 
 
 def test_the_same_content_is_not_read_again(
@@ -61,6 +78,17 @@ def test_a_damaged_cache_is_built_again(tmp_path: Path, data: Path) -> None:
         again = open_in(tmp_path, data)
         np.testing.assert_array_equal(again.token_ids, expected)
         assert again.num_documents == len(TEXTS)
+        assert path.read_bytes() == whole
+    arrays = load_file(path)
+    some = {name: arrays[name] for name in ("token_ids", "starts")}
+    counts = store_counts(tmp_path, data).model_dump_json()
+    for content, metadata in (
+        (arrays, None),
+        (arrays, {"counts": "{}"}),
+        (some, {"counts": counts}),
+    ):
+        save_file(content, path, metadata)
+        np.testing.assert_array_equal(open_in(tmp_path, data).token_ids, expected)
         assert path.read_bytes() == whole
 
 
@@ -98,6 +126,39 @@ def _document(*token_ids: int, responses: int = 1) -> Document:
 
 def _record(number: int) -> Record:
     return Record({}, f"data.jsonl:{number}", number)
+
+
+DOCUMENTS = [_document(5, 6, 7), _document(8, 9, responses=2)]
+
+
+def test_kept_and_dropped_documents_are_counted(
+    tmp_path: Path, data: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read = [(_record(1), [_document(3), *DOCUMENTS]), (_record(2), [])]
+    monkeypatch.setattr(token_store, "encode_records", lambda *_: read)
+    expected = ReadCounts(
+        records=0, skipped=0, dropped=1, documents=2, tokens=5, responses=3, highest_id=9
+    )
+    assert store_counts(tmp_path, data) == store_counts(tmp_path, data) == expected
+
+
+def test_an_interrupted_reading_leaves_nothing_and_an_earlier_file_untouched(
+    tmp_path: Path,
+) -> None:
+    def interrupted() -> Iterator[tuple[Record, list[Document]]]:
+        yield _record(1), DOCUMENTS
+        raise KeyboardInterrupt
+
+    path = tmp_path / "tokens.safetensors"
+    with pytest.raises(KeyboardInterrupt):
+        write_tokens(path, interrupted(), Intake())
+    assert list(tmp_path.iterdir()) == []
+    write_tokens(path, [(_record(1), DOCUMENTS)], Intake())
+    whole = path.read_bytes()
+    with pytest.raises(KeyboardInterrupt):
+        write_tokens(path, interrupted(), Intake())
+    assert list(tmp_path.iterdir()) == [path]
+    assert path.read_bytes() == whole
 
 
 def test_data_without_anything_to_learn_is_refused(tmp_path: Path) -> None:
