@@ -1,6 +1,8 @@
 """A study: training of all arms, measurement, analysis, and result files."""
 
 import json
+import subprocess
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -11,16 +13,12 @@ from rich.console import Console
 from rich.markdown import Markdown
 
 from inference.benchmark.document import ComparisonDocument, read_document
-from inference.benchmark.run import Comparison, prompts_for
-from inference.benchmark.settings import AUTOREGRESSIVE, DRAFTER, ComparisonSettings, parse_methods
-from inference.benchmark.subject import Subject, build_methods
+from inference.benchmark.settings import AUTOREGRESSIVE, DRAFTER
 from inference.generation.prompt_file import distinct, prompt_of, read_prompts
 from jakiro.config import JakiroConfig
 from jakiro.errors import EXIT_CODE_INTERRUPTED, ConfigError, JakiroError
-from jakiro.utils.devices import choose_device
 from jakiro.utils.files import checksum, ensure_writable_folder, fingerprint, write_atomically
-from jakiro.utils.logs import get_logger, quiet_libraries
-from jakiro.utils.progress import ProgressDisplay, tracked
+from jakiro.utils.logs import get_logger
 from jakiro.utils.provenance import provenance
 from jakiro.utils.settings import dump_settings
 from training.ablation.analysis import StudyResults, analyse, to_markdown
@@ -30,13 +28,7 @@ from training.config import TrainSettings
 from training.launch import LaunchOptions, command, launch
 from training.loop.run_folder import RunFolder
 from training.planning.estimate import duration_text, estimate, product_rate, size_text
-from training.setup.preparation import (
-    RunInputs,
-    check_arm,
-    load_model,
-    load_tokenizer,
-    prepare,
-)
+from training.setup.preparation import check_arm, load_model, load_tokenizer, prepare
 from training.train import train
 
 _logger = get_logger(__name__)
@@ -104,40 +96,30 @@ def _launch(run: ArmRun) -> None:
 
 
 def measure(
-    runs: Sequence[ArmRun], study: StudySettings, prompts: Path, folder: Path, inputs: RunInputs
+    runs: Sequence[ArmRun], study: StudySettings, prompts: Path, folder: Path
 ) -> ComparisonDocument:
     """Return the figures of all arms with one seed, and of autoregressive decoding.
 
     The timings are interleaved, so that speeds can be compared. Stored results are reused unless an
-    arm was trained again or the settings of the measurement have changed.
+    arm was trained again or the settings of the measurement have changed. `jakiro bench` measures
+    in a process that does not hold the memory of the trainings.
     """
     seed = runs[0].seed
     path = ensure_writable_folder(folder) / f"seed-{seed}.json"
     stored, key = path.with_suffix(".key"), _key(runs, study, prompts)
-    if path.exists() and stored.exists() and stored.read_text() == key:
-        return read_document(path)
-    trees = (f"{DRAFTER}={run.folder.drafter},{study.trees},name={run.arm}" for run in runs)
-    settings = ComparisonSettings(
-        methods=(AUTOREGRESSIVE, *trees),
-        prompts=str(prompts),
-        threads="auto",
-        seed=seed,
-        **study.model_dump(include={"num_prompts", "max_new_tokens", "temperatures", "repeats"}),
-    )
-    target: Any = inputs.target.model
-    target.to(choose_device(runs[0].settings.engine.device))
-    with quiet_libraries(), ProgressDisplay() as progress:
-        subject = Subject(target, inputs.tokenizer, settings.threads)
-        methods = build_methods(parse_methods(settings.methods), subject)
-        name = runs[0].settings.target.name_or_path
-        comparison = Comparison(settings, prompts_for(settings), methods, subject, name)
-        document = comparison.run(tracked(progress))
-    if not document.is_complete:
-        raise KeyboardInterrupt
-    stored.unlink(missing_ok=True)  # the figures and their key are written one after the other
-    write_atomically(path, document.model_dump_json(indent=1) + "\n")
-    write_atomically(stored, key)
-    return document
+    if not (path.exists() and stored.exists() and stored.read_text() == key):
+        # An interrupted measurement leaves a partial document, but no key.
+        stored.unlink(missing_ok=True)
+        path.unlink(missing_ok=True)
+        words = _bench_command(runs, study, prompts, path)
+        code = subprocess.run(words, check=False, stdout=subprocess.DEVNULL).returncode
+        if code or not path.exists():
+            raise JakiroError(
+                f"measuring the arms with seed {seed} failed with exit code {code}; see the "
+                f"messages above, or repeat the command: {' '.join(words)}"
+            )
+        write_atomically(stored, key)
+    return read_document(path)
 
 
 def _key(runs: Sequence[ArmRun], study: StudySettings, prompts: Path) -> str:
@@ -149,6 +131,28 @@ def _key(runs: Sequence[ArmRun], study: StudySettings, prompts: Path) -> str:
         [target.name_or_path, target.dtype, runs[0].settings.engine.device],
         [[run.arm, checksum(run.folder.drafter / "model.safetensors")] for run in runs],
     )
+
+
+def _bench_command(
+    runs: Sequence[ArmRun], study: StudySettings, prompts: Path, path: Path
+) -> list[str]:
+    target = runs[0].settings.target
+    options = [
+        ("--target", target.name_or_path),
+        ("--dtype", target.dtype),
+        ("--device", runs[0].settings.engine.device),
+        ("--prompts", str(prompts)),
+        ("--num-prompts", str(study.num_prompts)),
+        ("--max-new-tokens", str(study.max_new_tokens)),
+        ("--repeats", str(study.repeats)),
+        ("--seed", str(runs[0].seed)),
+        ("--json", str(path)),
+        ("--method", AUTOREGRESSIVE),
+    ]
+    for run in runs:
+        options.append(("--method", f"{DRAFTER}={run.folder.drafter},{study.trees},name={run.arm}"))
+    options += [("--temperature", repr(value)) for value in study.temperatures]
+    return [sys.executable, "-m", "jakiro", "bench", *(word for pair in options for word in pair)]
 
 
 class Study:
@@ -235,7 +239,6 @@ class Study:
                 self.settings,
                 prompts,
                 folder / "measurements",
-                self.inputs,
             )
             for seed in dict.fromkeys(run.seed for run in self.runs)
         }
