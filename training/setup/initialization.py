@@ -1,6 +1,6 @@
 """Initial weights of a drafter: random, from another drafter, or from a layer of the target."""
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 
 import torch
 from torch import Tensor, nn
@@ -167,17 +167,22 @@ def start_from(trunk: Trunk, attention: LayerAttention) -> None:
     """
     layer = trunk.self_attention
     assert layer is not None
+    copied: list[str] = []  # those of the parameters that only some trunks have
     layer.project.weight.copy_(torch.cat((attention.query, attention.key, attention.value)))
     layer.output.weight.copy_(attention.output)
     if layer.project.bias is not None:
         layer.project.bias.copy_(attention.bias)
+        copied += [f"{name}_proj.bias" for name in "qkv"]
     if layer.output.bias is not None:
         layer.output.bias.copy_(attention.output_bias)
+        copied.append("o_proj.bias")
     if attention.head_gains is not None:
         norms = (layer.query_norm, layer.key_norm)
-        for norm, gain in zip(norms, attention.head_gains, strict=True):
+        for name, norm, gain in zip("qk", norms, attention.head_gains, strict=True):
             if norm is not None:
                 norm.weight.copy_(gain)
+                copied.append(f"{name}_norm.weight")
+    _warn_of_left_behind("drafter.trunk", attention.left_behind, copied)
     _set_gain(layer.norm, attention.gain)
     cross = trunk.cross_attention
     if cross is not None:
@@ -204,6 +209,17 @@ def _set_gain(norm: nn.Module, gain: Tensor) -> None:
     norm.weight.copy_(gain)
 
 
+def _warn_of_left_behind(
+    part: str, left_behind: Iterable[str], copied: Collection[str] = ()
+) -> None:
+    """Warn about a layer's parameters that have no counterpart in a part of the drafter."""
+    if names := [name for name in left_behind if name not in copied]:
+        _logger.warning(
+            f"{part} has no counterpart for these parameters of the target's layer, and starts "
+            f"without them: {', '.join(names)}"
+        )
+
+
 def start_as_layer(
     drafter: JakiroDrafter,
     target: TargetAdapter,
@@ -221,6 +237,8 @@ def start_as_layer(
     """
     index = replaced_layer(drafter.config.settings)
     feed_forward = read_feed_forward(target, index)
+    if feed_forward is not None:
+        _warn_of_left_behind("drafter.experts", feed_forward.left_behind)
     _logger.info("fitting the drafter's input, for which the target reads training data")
     fit = fit_layer(drafter, target, index, feed_forward, batches)
     num_units = scale_to_features(drafter, attention, feed_forward, fit, seed, views_layer)

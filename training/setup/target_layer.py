@@ -72,6 +72,17 @@ def _without_bias(linear: Any) -> Iterator[None]:
         linear.bias = bias
 
 
+def left_behind_by(
+    part: nn.Module, linears: Collection[str], norm: nn.Module | None
+) -> tuple[str, ...]:
+    """Return the names of parameters that neither `matrix_of` nor `gain_of` reads."""
+    # In a layer with adapters, PEFT stores the original layer as `base_layer`.
+    names = [name.replace("base_layer.", "") for name, _ in part.named_parameters()]
+    others = [name for name in names if name.split(".")[0] not in linears or name.endswith(".bias")]
+    of_norm = [] if norm is None else [name for name, _ in norm.named_parameters()]
+    return (*others, *(f"norm.{name}" for name in of_norm if name != "weight"))
+
+
 @torch.no_grad()
 def is_interleaved(target: TargetAdapter, layer: int) -> bool | None:
     """Return whether the channels of a rotated pair of keys are adjacent, not half a head apart.
@@ -125,6 +136,8 @@ class LayerAttention(NamedTuple):
         bias: bias of queries, keys and values, in this order; zeros where a layer has none.
         head_gains: gains of the norms of each query and of each key; None if the layer has no such
             norms, or norms over all heads together.
+        left_behind: names of parameters that only some trunks have, such as biases and norms of
+            heads, or that no trunk has.
     """
 
     query: Float[Tensor, "queries hidden"]
@@ -135,6 +148,7 @@ class LayerAttention(NamedTuple):
     bias: Float[Tensor, " projected"]
     output_bias: Float[Tensor, " hidden"]
     head_gains: tuple[Float[Tensor, " dim"], Float[Tensor, " dim"]] | None
+    left_behind: tuple[str, ...]
 
 
 @torch.no_grad()
@@ -167,6 +181,7 @@ def read_attention(target: TargetAdapter, index: int, heads: AttentionShape) -> 
         bias=torch.cat((query_bias * factor, key_bias, value_bias)),
         output_bias=output_bias * residual_factor_of(layer),
         head_gains=None if gains is None else (gains[0] * factor, gains[1]),
+        left_behind=left_behind_by(attention, _PROJECTIONS, norm),
     )
 
 
@@ -285,6 +300,7 @@ class LayerFeedForward(NamedTuple):
     up: Float[Tensor, "units hidden"]
     down: Float[Tensor, "hidden units"]
     gain: Float[Tensor, " hidden"]
+    left_behind: tuple[str, ...]
     module: nn.Module
 
 
@@ -311,5 +327,6 @@ def read_feed_forward(target: TargetAdapter, index: int) -> LayerFeedForward | N
         up=up,
         down=down * residual_factor_of(layer),
         gain=gain_of(norm, gate),
+        left_behind=left_behind_by(part, _FEED_FORWARD_PROJECTIONS, norm),
         module=part.down_proj,
     )

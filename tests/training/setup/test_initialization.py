@@ -17,6 +17,7 @@ from jakiro.target.adapter import TargetAdapter
 from jakiro.target.attention_shape import AttentionShape
 from jakiro.target.cache import TargetState
 from jakiro.utils.settings import dump_settings
+from moa.trunk import Trunk
 from training.ablation.study import Study, StudySettings
 from training.setup.initialization import check_initialization, initialize, start_from, start_memory
 from training.setup.target_layer import is_interleaved, read_attention
@@ -59,6 +60,25 @@ def test_a_layer_that_attention_cannot_start_from_is_refused(
 ) -> None:
     with pytest.raises(ConfigError, match=message):
         read_attention(TargetAdapter(tiny_family(family)), index, SHAPE)
+
+
+@pytest.mark.parametrize(
+    ("family", "form", "left"),
+    [
+        ("qwen2", {}, "without them: q_proj.bias, k_proj.bias, v_proj.bias"),
+        ("qwen2", {"attention_bias": "qkv"}, ""),
+        ("qwen3", {}, "without them: q_norm.weight, k_norm.weight"),
+        ("qwen3", {"qk_norm": True}, ""),
+    ],
+)
+def test_parameters_that_the_trunk_does_not_have_are_named(
+    family: str, form: dict[str, Any], left: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    target = TargetAdapter(tiny_family(family))
+    heads = target.spec.attention
+    start_from(Trunk(hidden=32, **heads.model_dump(), **form), read_attention(target, 0, heads))
+    assert left in caplog.text
+    assert bool(caplog.text) is bool(left)
 
 
 def test_drafters_of_all_processes_start_alike(workshop: Path) -> None:
