@@ -1,5 +1,7 @@
 """Two processes train like one with any ZeRO stage, and end with their launcher."""
 
+import base64
+import json
 import os
 import shutil
 import signal
@@ -17,8 +19,9 @@ from helpers.processes import train_in_processes
 from helpers.training import tiny_run
 
 from jakiro.drafter import JakiroDrafter
-from jakiro.errors import EXIT_CODE_INTERRUPTED
+from jakiro.errors import EXIT_CODE_INTERRUPTED, ConfigError
 from training.config import TrainSettings
+from training.launch import LaunchOptions, command
 from training.launch import launch as launch_here
 from training.loop.metrics import read_metrics
 from training.train import train
@@ -113,6 +116,19 @@ def test_a_request_to_terminate_reaches_the_launched_process() -> None:
     started.terminate()
     started.join(timeout=30)
     assert started.exitcode == EXIT_CODE_INTERRUPTED
+
+
+def test_a_launch_takes_the_first_of_the_visible_gpus(
+    workshop: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "2,5,7")
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    settings = tiny_run(workshop, engine={"device": "cuda"})
+    words = command(settings, Path("run.yaml"), (), LaunchOptions(processes=2))
+    world = words[words.index("--world_info") + 1]
+    assert json.loads(base64.urlsafe_b64decode(world)) == {"localhost": ["2", "5"]}
+    with pytest.raises(ConfigError, match="more processes than GPUs"):
+        command(settings, Path("run.yaml"), (), LaunchOptions(processes=4))
 
 
 SECONDS = 20.0

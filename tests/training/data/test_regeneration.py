@@ -192,6 +192,16 @@ def test_a_file_made_with_other_settings_or_another_target_or_data_is_refused(
         write(regenerator(target), data, out)
 
 
+def test_a_file_has_one_writer(target: LlamaForCausalLM, data: Path, tmp_path: Path) -> None:
+    writer, out = regenerator(target), tmp_path / "out.jsonl"
+    write(writer, data, out)
+    lock = (tmp_path / ".out.jsonl.lock").stat().st_ino
+    facts = json.loads(out.with_name("out.jsonl.settings").read_text())
+    with OutputFile(out).claim(facts), pytest.raises(ConfigError, match="another process"):
+        write(writer, data, out)
+    assert (tmp_path / ".out.jsonl.lock").stat().st_ino == lock  # all processes lock one file
+
+
 @pytest.mark.parametrize(
     ("fields", "message"),
     [

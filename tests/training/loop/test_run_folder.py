@@ -70,6 +70,17 @@ def test_other_paths_and_another_use_of_memory_do_not_make_another_run(
     assert train(again) == again.run_folder / "drafter"
 
 
+@pytest.mark.parametrize("content", [None, '{"settings": {"steps"'])
+def test_results_without_a_readable_record_are_refused(
+    trained_workshop: Path, content: str | None
+) -> None:
+    settings = tiny_run(trained_workshop, steps=2, optimizer={"learning_rate": 0.5})
+    record = settings.run_folder / "run.json"
+    record.unlink() if content is None else record.write_text(content)
+    with pytest.raises(ConfigError, match=r"record of the run in .* is missing or damaged.*remedy"):
+        train(settings)
+
+
 def test_sequences_that_were_filled_differently_make_another_run(trained_workshop: Path) -> None:
     whole = tiny_run(trained_workshop, steps=2, data={"split": "never"})
     with pytest.raises(

@@ -15,7 +15,7 @@ from torch.nn.utils import get_total_norm
 from training.config import anchor_rule
 from training.data.sampler import Sampler
 from training.loop.metrics import read_metrics
-from training.loop.trainer import Trainer
+from training.loop.trainer import Trainer, build_deepspeed_config
 from training.module import TargetReader, TrainingModule
 from training.processes import join_processes, launch_environment
 from training.setup.preparation import prepare
@@ -60,6 +60,23 @@ def test_the_norm_of_the_gradient_is_computed_once_in_a_step(
         line["gradient_norm"] for line in read_metrics(settings.run_folder) if "loss" in line
     ]
     assert recorded == pytest.approx([float(norm) for norm in norms])
+
+
+@pytest.mark.parametrize(
+    ("engine", "zero"),
+    [
+        ({}, {"stage": 0}),
+        ({"dtype": "bf16"}, {"stage": 1}),
+        ({"zero_stage": 1, "offload_optimizer": True}, {"stage": 1, "offload_optimizer": "cpu"}),
+        ({"zero_stage": 3, "offload_parameters": True}, {"stage": 3, "offload_param": "cpu"}),
+    ],
+)
+def test_deepspeed_offloads_as_the_settings_say(
+    workshop: Path, engine: dict[str, Any], zero: dict[str, Any]
+) -> None:
+    settings = tiny_run(workshop, engine=engine | {"device": "cpu"})
+    options = build_deepspeed_config(settings, num_processes=1)["zero_optimization"]
+    assert {name: at["device"] if name != "stage" else at for name, at in options.items()} == zero
 
 
 @pytest.mark.slow
