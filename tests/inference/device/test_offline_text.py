@@ -5,8 +5,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from copy import deepcopy
 from pathlib import Path
+from threading import Event
 from typing import Any
 
+import httpx2
 import pytest
 import torch
 from helpers.bad_network import LOST, PASSED, Schedule, bad_network
@@ -14,11 +16,13 @@ from helpers.chi_square import p_value, probs_of_continuations
 from helpers.models import tiny_llama
 from helpers.offline import InProcessLink
 from helpers.quick import mostly_slow
+from helpers.raw_http import wait_until
 from helpers.serving import Running, running
 from helpers.tokenizers import tiny_tokenizer
 
 from inference import SpeculativeDecoder
 from inference.device import RemoteDecoder
+from inference.device.link import ServerLink
 from inference.device.offline_text import (
     OfflineOutput,
     OfflineText,
@@ -28,7 +32,7 @@ from inference.device.text import RemoteStep
 from inference.drafters.lookup import LookupDrafter
 from inference.drafters.small_lm import SmallLMDrafter, SmallLMSettings
 from inference.protocol import Drafter
-from inference.remote.messages import OpenSession
+from inference.remote.messages import OpenSession, SessionOpened
 from jakiro.errors import ConfigError, ResourceError
 from jakiro.target.ends import DESCRIPTION_FILE
 
@@ -305,3 +309,28 @@ def test_sampled_text_with_an_end_follows_the_targets_distribution(
             found[tuple(output.new_token_ids)] += 1
     assert p_value(found, probs) > 0.001  # type: ignore[arg-type]
     assert sum(count for tokens, count in found.items() if len(tokens) < 4) > 30
+
+
+def test_a_session_that_opens_after_the_end_of_a_text_is_closed(
+    server: Running, good: SmallLMDrafter, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    may_open, opened, ended = Event(), ServerLink.open, list[str]()
+    answers: list[SessionOpened] = []
+
+    def late(self: ServerLink, *arguments: Any) -> SessionOpened:
+        if answers:
+            may_open.wait()
+        answers.append(opened(self, *arguments))
+        return answers[-1]
+
+    monkeypatch.setattr(ServerLink, "open", late)
+    monkeypatch.setattr(ServerLink, "submit", lambda *_: None)  # the session is lost
+    monkeypatch.setattr(ServerLink, "end", lambda _, session: ended.append(session))
+    with RemoteDecoder(server.url, good, offline=NOW) as remote:
+        steps = remote.steps(PROMPT, **GREEDY)
+        assert [next(steps).is_verified, next(steps).is_verified] == [True, False]
+        steps.close()
+        may_open.set()
+        wait_until(lambda: len(answers) == 2 and answers[1].session in ended)
+    for opened_session in answers:  # for the other tests, which share the server
+        httpx2.delete(f"{server.url}/verify/sessions/{opened_session.session}")

@@ -1,6 +1,7 @@
 """Drafters that need no training keep the target's tokens and distribution in every call."""
 
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -136,3 +137,12 @@ def test_every_trigram_of_a_request_is_learned_at_its_end(count: int) -> None:
         ids = output.sequences[0].tolist()
         for first, second, third in zip(ids, ids[1:], ids[2:], strict=False):
             assert third in aded.table.row(first, second)
+
+
+def test_threads_share_a_decoder(drafter: Drafter) -> None:
+    model = tiny_llama(vocab=11)
+    decoder = SpeculativeDecoder(model, drafter, tree="fixed")
+    with ThreadPoolExecutor(3) as threads:
+        outputs = list(threads.map(lambda ids: decoder.generate(ids, max_new_tokens=12), PROMPTS))
+    for prompt, output in zip(PROMPTS, outputs, strict=True):
+        assert output.sequences[0].tolist() == greedy_by_transformers(model, prompt, 12)

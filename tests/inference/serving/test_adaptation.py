@@ -16,7 +16,7 @@ from helpers.chi_square import p_value, probs_of_continuations
 from helpers.losslessness import LEAST_P_VALUE
 from helpers.models import tiny_drafter, tiny_llama
 from helpers.raw_http import wait_until
-from helpers.serving import MODEL, SECONDS, Running, tiny_decoder
+from helpers.serving import MODEL, SECONDS, Running, running, tiny_decoder
 from openai import OpenAI
 from safetensors.torch import save_file
 
@@ -465,3 +465,44 @@ def test_the_next_server_goes_on_with_the_newest_version(serve: Callable[..., _S
         answer = again.ask(client, 3)
         assert answer.system_fingerprint == fingerprint
         assert answer.choices[0].text == again.expected(3)
+
+
+def test_the_folder_of_the_versions_has_no_texts(serve: Callable[..., _Served]) -> None:
+    served = serve("better")
+    canary = "a canary in a coal mine"
+    with served.running.client() as client:
+        served.teach(client, 0)
+        client.completions.create(model=MODEL, prompt=canary, max_tokens=4, temperature=0)
+        wait_until(lambda: served.adaptation.version >= 1)
+    token_ids = served.running.server.service.model.tokenizer.encode(canary)
+    found = [
+        path.read_bytes() for path in (served.folder / "versions").rglob("*") if path.is_file()
+    ]
+    assert found
+    for hidden in (canary, str(token_ids)[1:-1], str(token_ids)[1:-1].replace(" ", "")):
+        assert not [data for data in found if hidden.encode() in data]
+
+
+def test_a_user_forgets_the_own_texts_only() -> None:
+    learner = Learner(("false",), "drafter")
+    keys = ("first-secret", "second-secret")
+    with running(tiny_decoder(trained=True), learner, adapt="shared", api_keys=keys) as served:
+        adaptation = served.server.service.adaptation
+        assert adaptation is not None
+        for number, key in enumerate(keys, 1):
+            with served.client(key) as client:
+                for first in range(2 * number):
+                    client.completions.create(model=MODEL, prompt=[first, 7], max_tokens=3)
+        wait_until(lambda: len(adaptation._ring) == 6)
+        url = f"{served.url}/adaptation"
+        assert httpx2.delete(url).status_code == 401
+        assert len(adaptation._ring) == 6
+        deleted = httpx2.delete(url, headers={"Authorization": "Bearer second-secret"})
+        assert deleted.json() == {
+            "object": "adaptation.deleted",
+            "deleted": True,
+            "texts": 4,
+            "versions": 0,
+        }
+        assert len(adaptation._ring) == 2
+        assert adaptation._ring.traffic(9, 9).tenants == ("key 1",)
