@@ -188,7 +188,8 @@ def _refuse_wrong(text: str, kind: str, path: str, options: Mapping[str, str]) -
     sized_auto = "tree" in options and tree == "auto" and "candidates" in options
     unknown = re.search(r",[\w-]+=", path) and not Path(path).exists()
     faults = {
-        f"one of {', '.join(KINDS)}": kind not in KINDS,
+        f"one of {', '.join(KINDS)}, or a pair such as lookup+drafter=PATH or aded+lm=PATH": kind
+        not in KINDS,
         f"{kind}=PATH": kind in WITH_PATH and not path,
         f"{kind} without a path": kind not in (*WITH_PATH, *OPTIONAL_PATH) and path,
         f"only the options {', '.join(sorted(allowed))}": options.keys() - allowed or unknown,

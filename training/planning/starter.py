@@ -101,6 +101,8 @@ def _named(name: str, target: TargetAdapter) -> str:
         trunk |= attention_form(target)
     if trunk.get("fusion_layers"):
         states = fused_states(target.spec.num_hidden_states)
+        if states is not None and name == "eagle3-exact":
+            states = (2, *states[1:])  # which engines read if a config names none
         trunk["fusion_layers"] = None if states is None else list(states)
     trunk.setdefault("first_position", False)  # as in vLLM
     experts = sections["drafter"].setdefault("experts", {})
