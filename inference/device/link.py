@@ -1,5 +1,6 @@
 """Requests to a server that verifies drafts, which are repeated until they are answered."""
 
+import logging
 import random
 import time
 from collections.abc import Callable
@@ -25,9 +26,12 @@ from inference.remote.messages import (
     parse_message,
 )
 from jakiro.errors import ConfigError, JakiroError, PromptError, ResourceError, TargetMismatch
+from jakiro.utils.logs import get_logger
 
 AnswerT = TypeVar("AnswerT")
 Rows: TypeAlias = UInt8[np.ndarray, "tokens bytes"]
+
+_logger = get_logger(__name__)
 
 _SECONDS_TO_CONNECT = 10.0
 _SECONDS_TO_CLOSE = 2.0
@@ -201,6 +205,8 @@ class ServerLink:
             if traffic.has_ended:
                 raise failure
             traffic.num_repeats += 1
+            level = logging.WARNING if pause < _LONGEST_PAUSE <= 2 * pause else logging.DEBUG
+            _logger.log(level, "%s; trying again for %.0f s", failure, left)  # warns once
             pause, seconds = min(2 * pause, _LONGEST_PAUSE), min(2 * seconds, _LONGEST_WAIT)
         if path.startswith(_SESSIONS) and response.status_code in _GONE:
             return None
