@@ -168,7 +168,8 @@ def launch(words: Sequence[str], settings: "TrainSettings") -> int:
         is_second = is_requested and number == signal.SIGINT
         if not is_requested:
             _logger.warning(
-                "the run will end after a complete step; press Ctrl-C again to end it at once"
+                "the run will end after a complete step, with several processes after the next "
+                "one that is logged (log_every); press Ctrl-C again to end it at once"
             )
         is_requested = True
         _signal(started, signal.SIGKILL if is_second else signal.SIGTERM, words)

@@ -41,10 +41,11 @@ def test_a_gpu_is_the_current_device_before_the_processes_talk(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     chosen: list[torch.device] = []
-    monkeypatch.setattr(processes, "choose_device", lambda _: torch.device("cuda", 1))
     monkeypatch.setattr(torch.cuda, "set_device", chosen.append)
-    with launch_environment("cpu"), join_processes("auto") as joined:
-        assert [joined.device] == chosen == [torch.device("cuda", 1)]
+    with launch_environment("cpu"):
+        monkeypatch.setattr(processes, "choose_device", lambda _: torch.device("cuda", 1))
+        with join_processes("auto") as joined:
+            assert [joined.device] == chosen == [torch.device("cuda", 1)]
 
 
 def test_an_error_without_a_message_stops_the_other_process_as_well() -> None:

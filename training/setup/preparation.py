@@ -219,7 +219,8 @@ def length_of(settings: TrainSettings, num_sequences: int) -> tuple[str, bool]:
     """
     num_read = settings.num_steps * settings.batch.global_batch_size
     epochs = num_read / num_sequences
-    length = f"{num_read * settings.data.sequence_length:,} tokens = {epochs:.1f} epochs"
+    length = f"{settings.num_steps:,} steps, {num_read * settings.data.sequence_length:,} tokens "
+    length += f"= {epochs:.1f} epochs"
     if settings.minutes is not None:
         return f"{settings.minutes:g} minutes of training, and at most {length}", False
     if epochs > _MANY_EPOCHS:
