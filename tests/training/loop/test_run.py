@@ -22,7 +22,7 @@ def test_the_log_has_the_length_of_a_run_and_its_evaluations(
     train(tiny_run(workshop, steps=2, batch=batch, evaluation={"every": 1}))
     (length,) = [record for record in caplog.records if " tokens = " in record.message]
     assert length.levelname == "WARNING"
-    assert length.message.startswith("6,144 tokens = 14.2 epochs: add data")
+    assert length.message.startswith("2 steps, 6,144 tokens = 14.2 epochs: add data")
     found = r"held-out agreement \S+%, tau \S+ at temperature 0"
     for step in (0, 1, 2):
         assert re.search(rf"step {step}: {found}", caplog.text)
