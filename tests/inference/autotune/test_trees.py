@@ -238,3 +238,22 @@ def test_drafts_that_are_shorter_than_requested_cost_what_they_have() -> None:
         budget = run.next_budget(RunProgress())
         run.learn([short if budget else NO_TREE], [[0, 1] if budget else []], 1.0, budget)
     assert (run.next_budget(RunProgress()) or Budget(0)).num_nodes > 1
+
+
+@pytest.mark.parametrize("accepted", [0, 1])
+def test_siblings_are_drafted_only_if_they_are_accepted(accepted: int) -> None:
+    """The candidate with this index among its siblings is accepted in every step, no other one."""
+    shape = TreeShape(
+        autoregressive_levels=1, parallel_levels=0, children=2, breadth=1, sampled=True
+    )
+    costs = Costs(verify={0: 1.0, 1: 1.1, 2: 1.12}, draft={1: 0.1})
+    run = AutoTree(TreePlan.of(shape), costs).new_run(SAMPLING, 1)
+    widths = []
+    for _ in range(200):
+        budget = run.next_budget(RunProgress())
+        count = 0 if budget is None else budget.num_nodes
+        nodes = range(count)
+        tree = SequenceTree(list(nodes), [-1] * count, [1] * count, list(nodes), [], {}, {}, {})
+        run.learn([tree], [[accepted]] if accepted < count else [[]], 1.0, budget)
+        widths.append(count)
+    assert widths[-30:].count(accepted + 1) >= 28
