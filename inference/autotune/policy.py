@@ -46,7 +46,7 @@ class RequestGroup(NamedTuple):
     policy: DraftPolicy
 
 
-class AutoTree:
+class AutoTree(DraftPolicy):
     """Selects trees and the number of threads for all requests of a decoder, and learns from them.
 
     Args:
@@ -100,12 +100,12 @@ class AutoTree:
         if self.request_counter is not None:
             self.request_counter.reset()
 
-    def reproducible(self) -> "ReproducibleTree | AlwaysDraft":
+    def reproducible(self) -> DraftPolicy:
         """Return a policy with trees that depend only on the measured costs."""
         return AlwaysDraft(None) if self.trees is None else ReproducibleTree(self)
 
 
-class AutoRun:
+class AutoRun(DraftPolicy):
     """Policy of a single run.
 
     Args:
@@ -174,15 +174,13 @@ class AutoRun:
             self._index = self._switch.index
 
 
-class ReproducibleTree:
+class ReproducibleTree(DraftPolicy):
     """Policy with trees of a single size, or no trees, for sampling with a given seed.
 
     The sampled text depends on the trees, so trees that follow what was learned would give a
     different text for the same seed. The size is the one that is expected to be fastest at assumed
     acceptance rates. If no size is faster than decoding without drafts, nothing is drafted.
     """
-
-    request_counter: RequestCounter | None = None
 
     def __init__(self, auto: AutoTree) -> None:
         self._auto = auto
@@ -194,9 +192,6 @@ class ReproducibleTree:
         arms = tree_arms(self._auto.trees, sampling, costs)
         best, gain = TreeLearner(arms).best(StepCosts(costs, arms))
         return AlwaysDraft(best.budget if gain > 0 else None)
-
-    def reset(self) -> None:
-        """Do nothing, because nothing was learned."""
 
 
 class LaneTrees(ReproducibleTree):

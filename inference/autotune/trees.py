@@ -49,10 +49,6 @@ class TreeArm(NamedTuple):
         """Return the seconds in which a drafter that is a model drafts such a tree."""
         return 0.0 if self.shape is None else costs.draft[self.shape.autoregressive_levels]
 
-    def seconds(self, costs: Costs) -> float:
-        """Return the seconds to draft and verify such a tree."""
-        return costs.verify_seconds(self.num_nodes) + self.drafting(costs)
-
     def positions(self, tree: SequenceTree, path: Sequence[int]) -> list[NodePosition]:
         """Return the positions of the nodes of a path.
 

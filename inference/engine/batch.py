@@ -15,7 +15,7 @@ from inference.draft_tree import DraftTree
 from inference.engine.acceptance import AcceptedTokens, AcceptResult, accept_trees
 from inference.engine.context import Context
 from inference.engine.decode_step import BONUS, TARGET, DecodeStep, Recorded, details_of
-from inference.engine.policy import RunProgress, StepPolicy
+from inference.engine.policy import DraftPolicy, RunProgress
 from inference.engine.prefill import Prefill
 from inference.engine.request import OutputOptions, Request, SequenceState
 from inference.protocol import AdaptiveSession, Budget, VerifyResult
@@ -36,7 +36,7 @@ class DecodeBatch:
     def __init__(
         self,
         context: Context,
-        policy: StepPolicy,
+        policy: DraftPolicy,
         threads: int | None = None,
         record: OutputOptions | None = None,
     ) -> None:

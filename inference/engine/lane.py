@@ -6,7 +6,7 @@ import torch
 
 from inference.engine.batch import DecodeBatch
 from inference.engine.context import Context, most_per_step
-from inference.engine.policy import AlwaysDraft, DraftPolicy, StepPolicy
+from inference.engine.policy import AlwaysDraft, DraftPolicy
 from inference.engine.prefill import Prefill
 from inference.engine.request import Request, SequenceState
 from inference.protocol import Budget, Drafter
@@ -45,7 +45,7 @@ class Lane(DecodeBatch):
         self.capacity = capacity
         self._sharing = drafter  # decides which requests the lane takes
         self._draft_policy = policy or AlwaysDraft.with_all_of(drafter)
-        self._policies: dict[int, StepPolicy] = {}  # policies by number of sequences
+        self._policies: dict[int, DraftPolicy] = {}  # policies by number of sequences
         policies = [self._policy_for(count) for count in (1, places)]
         drafts = any(
             not isinstance(policy, AlwaysDraft) or policy.budget is not None for policy in policies
@@ -101,7 +101,7 @@ class Lane(DecodeBatch):
         self.policy = self._policy_for(self.places if samples else len(self.live))
         return super().next_budget()
 
-    def _policy_for(self, count: int) -> StepPolicy:
+    def _policy_for(self, count: int) -> DraftPolicy:
         if count not in self._policies:
             self._policies[count] = self._draft_policy.new_run(self.sampling, count)
         return self._policies[count]

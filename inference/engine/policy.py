@@ -1,7 +1,7 @@
 """Draft policies, which decide how much to draft in each step, and a policy with fixed limits."""
 
 from collections.abc import Sequence
-from typing import NamedTuple, Protocol, runtime_checkable
+from typing import NamedTuple
 
 from inference.draft_tree import SequenceTree
 from inference.protocol import Budget, Drafter, RequestCounter
@@ -21,23 +21,35 @@ class RunProgress(NamedTuple):
     left: int | None = None
 
 
-@runtime_checkable
-class StepPolicy(Protocol):
-    """The draft policy of one run."""
+class DraftPolicy:
+    """Decides how much to draft, for a decoder (`new_run`) and in the steps of a run.
+
+    Attributes:
+        request_counter: numbers the requests to learn from; None if nothing is learned.
+    """
+
+    request_counter: RequestCounter | None = None
+
+    def new_run(self, sampling: Sampling, batch: int) -> "DraftPolicy":
+        """Return the policy of a run over `batch` sequences."""
+        return self
+
+    def reset(self) -> None:
+        """Forget what was learned."""
 
     @property
     def autoregressive_seconds(self) -> float | None:
         """The estimated seconds of a decoding step without drafts; None if unknown."""
-        ...
+        return None
 
     @property
     def threads(self) -> int | None:
         """The number of threads of the next step on a CPU; None for that of the decoder."""
-        ...
+        return None
 
     def next_budget(self, progress: RunProgress) -> Budget | None:
         """Return the limits of the next trees, or None for a step without drafts."""
-        ...
+        return None
 
     def learn(
         self,
@@ -52,33 +64,10 @@ class StepPolicy(Protocol):
             budget: limits of its trees; None for a step without drafts. The limits of the next step
                 may have been requested already.
         """
-        ...
 
 
-@runtime_checkable
-class DraftPolicy(Protocol):
-    """The draft policy of a decoder, shared by all runs of this decoder."""
-
-    @property
-    def request_counter(self) -> RequestCounter | None:
-        """The counter that numbers the requests to learn from; None if nothing is learned."""
-        ...
-
-    def new_run(self, sampling: Sampling, batch: int) -> StepPolicy:
-        """Return the policy of a run over `batch` sequences."""
-        ...
-
-    def reset(self) -> None: ...
-
-
-class AlwaysDraft:
-    """Policy that drafts at every decoding step, with the same limits."""
-
-    request_counter: RequestCounter | None = None
-
-    autoregressive_seconds: float | None = None
-
-    threads: int | None = None
+class AlwaysDraft(DraftPolicy):
+    """Policy that drafts at every decoding step, with the same limits; without limits, never."""
 
     def __init__(self, budget: Budget | None) -> None:
         self.budget = budget
@@ -88,22 +77,5 @@ class AlwaysDraft:
         """Return a policy that drafts as much as the drafter allows."""
         return cls(None if drafter is None else Budget(drafter.max_nodes))
 
-    def new_run(self, sampling: Sampling, batch: int) -> "AlwaysDraft":
-        """Return the policy itself, because nothing is learned."""
-        return self
-
-    def reset(self) -> None:
-        """Do nothing, because nothing was learned."""
-
     def next_budget(self, progress: RunProgress) -> Budget | None:
-        """Return the limits of every tree; None to decode without drafts."""
         return self.budget
-
-    def learn(
-        self,
-        trees: Sequence[SequenceTree],
-        paths: Sequence[list[int]],
-        seconds: float | None,
-        budget: Budget | None,
-    ) -> None:
-        """Learn nothing."""

@@ -55,7 +55,7 @@ def test_the_costs_of_a_small_language_model_include_its_passes() -> None:
         arms = tree_arms(small.plan, no_processors(do_sample=do_sample), costs)
         for arm in arms:
             assert arm.shape is not None
-            assert arm.seconds(costs) > costs.verify_seconds(arm.shape.max_nodes)
+            assert arm.drafting(costs) > 0
         assert max(arm.shape.max_nodes for arm in arms if arm.shape) == small.max_nodes
     lanes = fixed_policy(automatic, 2)
     assert isinstance(lanes, ReproducibleTree)
