@@ -7,7 +7,7 @@ from typing import Any
 
 from transformers import PreTrainedConfig
 
-from jakiro.drafter_settings import DrafterSettings, MemorySettings, largest_draft_vocab_size
+from jakiro.drafter_settings import DrafterSettings, largest_draft_vocab_size
 from jakiro.errors import ConfigError
 from jakiro.target.cache import StateSource, StateSources
 from jakiro.target.record import TargetRecord
@@ -87,7 +87,7 @@ def config_for(settings: DrafterSettings, target: TargetRecord) -> JakiroConfig:
 def state_sources(settings: DrafterSettings, target: TargetRecord) -> StateSources:
     """Return the target states that memory and features are made from."""
     trunk = settings.trunk
-    memory = _memory_source(settings.memory, target) if trunk.attends_memory else None
+    memory = _memory_source(settings, target) if trunk.attends_memory else None
     if not trunk.reads_features:
         return StateSources(memory, None)
     last = last_hidden_state(target)
@@ -97,11 +97,16 @@ def state_sources(settings: DrafterSettings, target: TargetRecord) -> StateSourc
     return StateSources(memory, StateSource("hidden", layers))
 
 
-def _memory_source(memory: MemorySettings, target: TargetRecord) -> StateSource:
-    is_kv = memory.source == "kv"
+def _memory_source(settings: DrafterSettings, target: TargetRecord) -> StateSource:
+    memory, is_kv = settings.memory, settings.memory.source == "kv"
     count = len(target.kv_widths) if is_kv else last_hidden_state(target) + 1
-    early = (max(1, (count - 1) // 4), max(1, (count - 1) // 2)) if memory.layer_attention else ()
-    default = tuple(range(count)) if is_kv else (*early, count - 1)
+    early = (max(1, (count - 1) // 4), max(1, (count - 1) // 2))
+    default: tuple[int, ...] = (*(early if memory.layer_attention else ()), count - 1)
+    if settings.trunk.is_block:  # the inputs of the layers as which a block starts
+        own = range(count - 1 - settings.trunk.num_layers, count - 1)
+        default = tuple(dict.fromkeys((*early, *own)))
+    if is_kv:
+        default = tuple(range(count))
     layers = default if memory.layers is None else memory.layers
     counted = (layer + count if layer < 0 else layer for layer in layers)
     return StateSource(memory.source, tuple(counted))
@@ -141,6 +146,7 @@ def trunk_arguments(config: JakiroConfig) -> dict[str, Any]:
         "rope_frequencies": frequencies,
         "rope_scale": scale,
         "layer_width": settings.experts.intermediate_size,
+        "is_block": trunk.is_block,
         **trunk.form,
         **trunk.geometry,
     }
@@ -153,7 +159,7 @@ def encoder_arguments(config: JakiroConfig) -> tuple[dict[str, Any] | None, dict
     """
     settings, target = config.settings, config.target_record
     read = settings.memory
-    sizes = read.model_dump(exclude={"source", "layers", "rope", "rotated"})
+    sizes = read.model_dump(exclude={"source", "layers", "rope", "rotated", "mixture"})
     frequencies, scale = rope_frequencies(read.rope, read.rope_theta, read.head_dim)
     sizes |= {"rope_frequencies": frequencies, "rope_scale": scale, "norm_eps": settings.norm_eps}
     fused = sizes | {"layer_attention": False, "common_width": None}
@@ -168,7 +174,8 @@ def encoder_arguments(config: JakiroConfig) -> tuple[dict[str, Any] | None, dict
         return shape | sizes
 
     memory, features = state_sources(settings, target)
-    return of(memory, sizes), of(features, fused)
+    num_readers = settings.trunk.num_layers if read.mixture == "per_layer" else None
+    return of(memory, sizes | {"num_readers": num_readers}), of(features, fused)
 
 
 def undone_rotation(config: JakiroConfig) -> Rotary | None:
@@ -182,6 +189,21 @@ def undone_rotation(config: JakiroConfig) -> Rotary | None:
         return None
     assert rotation is not None, "`config_for` checks it"
     return Rotary(2 * len(rotation.frequencies), 1.0, rotation.frequencies, 1 / rotation.scale)
+
+
+def masks_arguments(config: JakiroConfig) -> dict[str, Any]:
+    """Return the arguments of the `jakiro.levels.LevelMasks` of a drafter."""
+    settings, block = config.settings, config.settings.trunk.block
+    own = "query" if settings.trunk.is_block else "trained"
+    is_free = settings.trunk.is_block and not block.causal
+    return {
+        "hidden": config.target_record.hidden_size,
+        "num_levels": settings.schedule.parallel_levels,
+        "features": own if settings.trunk.reads_features else "none",
+        "is_causal": not is_free,
+        "predicts_from": block.predicts_from,
+        "embedding": "trained" if block.mask_token is None else "token",
+    }
 
 
 def experts_arguments(config: JakiroConfig) -> dict[str, Any]:

@@ -13,6 +13,7 @@ from jakiro.config import (
     JakiroConfig,
     encoder_arguments,
     experts_arguments,
+    masks_arguments,
     state_sources,
     trunk_arguments,
     undone_rotation,
@@ -20,7 +21,7 @@ from jakiro.config import (
 from jakiro.draft_head import DraftHead
 from jakiro.errors import CheckpointError, JakiroError
 from jakiro.experts import ExpertsOutput, MixtureOfExperts
-from jakiro.levels import HiddenTransfer, LevelHeads, LevelMasks
+from jakiro.levels import HiddenTransfer, LevelHeads, LevelMasks, PathFeatures, PathTables
 from jakiro.target.cache import TargetState
 from jakiro.target.ends import TargetEnds
 from jakiro.target.weights import WeightForm
@@ -83,11 +84,7 @@ class JakiroDrafter(PreTrainedModel):
         self.undo_rotation = undone_rotation(config)
         self.feature_encoder = None if features is None else MemoryEncoder(**features)
         self.trunk = Trunk(**trunk_arguments(config))
-        self.memory_shapes: list[tuple[int, int]] = []
-        if trunk.attends_memory:
-            assert trunk.num_kv_heads is not None, "`config_for` completes the settings"
-            assert trunk.head_dim is not None, "`config_for` completes the settings"
-            self.memory_shapes += [(trunk.num_kv_heads, trunk.head_dim)] * 2
+        self.memory_shapes = self.trunk.memory_shapes
         if trunk.reads_features:
             self.memory_shapes.append((1, hidden))
         self.attends_first = trunk.first_position
@@ -106,7 +103,10 @@ class JakiroDrafter(PreTrainedModel):
             self.level_heads = LevelHeads(hidden, width, num_parallel, settings.norm_eps)
         self.level_masks: LevelMasks | None = None
         if schedule.heads == "masks":
-            self.level_masks = LevelMasks(hidden, num_parallel, trunk.reads_features)
+            self.level_masks = LevelMasks(**masks_arguments(config))
+        self.path_features: PathFeatures | None = None
+        if schedule.path == "embedding":
+            self.path_features = PathFeatures(hidden, num_parallel, schedule.path_rank)
         self.head_norm: torch.nn.Module | None = None
         if settings.experts.output_norm == "head":
             self.head_norm = RMSNorm(hidden, eps=settings.norm_eps)
@@ -115,6 +115,11 @@ class JakiroDrafter(PreTrainedModel):
         if settings.experts.head == "own":
             num_drafted = target.vocab_size if size is None else size
             self.own_head = torch.nn.Linear(hidden, num_drafted, bias=False)
+        self.path_tables: PathTables | None = None
+        if schedule.path == "tables":
+            num_drafted = target.vocab_size if size is None else size
+            assert schedule.path_rank is not None, "the settings require it"
+            self.path_tables = PathTables(target.vocab_size, num_drafted, schedule.path_rank)
         self.draft_ids: torch.Tensor | None
         self.register_buffer("draft_ids", None if size is None else torch.arange(size))
         self.post_init()
@@ -128,27 +133,35 @@ class JakiroDrafter(PreTrainedModel):
         """Return the encoded memory of verified tokens, computed from the target's raw state.
 
         If the trunk attends to memory, the first two tensors are the keys and values of its
-        cross-attention. If the trunk reads features, the last tensor holds the features; the
-        feature of a token is an input at the next position.
+        cross-attention; a block has keys and values for each of its layers. If the trunk reads
+        features, the last tensor holds the features; the feature of a token is an input at the next
+        position.
 
         Args:
             state: the target's state, as returned by `state_sources.read`.
         """
         encoded: tuple[Tensor, ...] = ()
-        if self.memory_encoder is not None and self.trunk.cross_attention is not None:
+        if self.memory_encoder is not None:
             raw = state.memory
             if self.undo_rotation is not None and raw is not None:
                 raw = with_rotated_keys(raw, -positions, self.undo_rotation)
-            memory = self.memory_encoder(raw)
-            encoded += self.trunk.cross_attention.kv(memory, positions)
+            for kv in self.trunk.memory_kv(self.memory_encoder(raw), positions):
+                encoded += kv
         if self.feature_encoder is not None:
             encoded += (self.feature_encoder(state.features).unsqueeze(1),)
         return encoded
 
     @property
+    def knows_path(self) -> bool:
+        """Whether the distribution of a parallel level depends on the token before it on a path."""
+        return self.path_features is not None or self.path_tables is not None
+
+    @property
     def levels(self) -> dict[str, int]:
         """The numbers of levels of the trees that the drafter is trained for, by their settings."""
-        return self.config.settings.schedule.model_dump(exclude={"parallel_heads"})
+        return self.config.settings.schedule.model_dump(
+            include={"autoregressive_levels", "parallel_levels"}
+        )
 
     def forward(
         self,
@@ -157,8 +170,12 @@ class JakiroDrafter(PreTrainedModel):
         self_mask: Bool[Tensor, "batch 1 queries keys"],
         inputs: TrunkInputs,
         store: Stores = no_history,
+        has_levels: bool = True,
     ) -> ExpertsOutput:
         """Return the predicted features of all levels for each query.
+
+        Those of parallel levels do not yet depend on the tokens before them on a path
+        (`path_features`).
 
         Args:
             inputs: features of the positions before the queries, memory of verified tokens, and
@@ -166,14 +183,18 @@ class JakiroDrafter(PreTrainedModel):
             store: function from the queries' own self-attention keys and values to all keys and
                 values that the queries may attend to; with several layers of self-attention, one
                 for each.
+            has_levels: whether parallel levels are needed; without them, a pass may take less time.
         """
         given = (embeddings, positions, self_mask, inputs, store)
         output: ExpertsOutput
-        if self.level_masks is not None:
+        if self.level_masks is not None and (has_levels or not self.level_masks.can_wait):
             output = self.level_masks(self.trunk, self.experts, *given)
             return output
         output = self.experts(self.trunk(*given))
-        return output if self.level_heads is None else self.level_heads(output, embeddings, inputs)
+        if self.level_heads is None or not has_levels:
+            return output
+        output = self.level_heads(output, embeddings, inputs)
+        return output
 
     def draft_head(self, target: TargetEnds, form: WeightForm = "own") -> DraftHead:
         """Return the head that turns features into logits of the tokens that may be drafted."""

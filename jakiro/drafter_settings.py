@@ -10,7 +10,7 @@ from jakiro.errors import ConfigError
 from jakiro.target.attention_shape import AttentionShape
 from jakiro.utils.rope import RopeSettings
 from jakiro.utils.settings import Settings
-from moa import AttentionBias, FusionNorm, InputKind, Residual, TokenInput
+from moa import AttentionBias, FusionNorm, InputKind, PredictsFrom, Residual, TokenInput
 
 
 def _changed(settings: Settings) -> set[str]:
@@ -28,14 +28,34 @@ _FORM |= {"tokens", "num_layers"}
 _OF_FEATURES = _INPUT | {"fusion_layers", "fusion_norm", "ttt_steps"}
 
 
+class BlockSettings(Settings):
+    """The rows of a block, for trunk.kind block: the last token, and a mask for each later row."""
+
+    causal: bool = False
+    """Whether a row attends to earlier rows only, as in JetSpec; false: rows attend to each other,
+    as in DFlash and DSpark."""
+    reads_feature: bool = True
+    """Whether the rows also read the target's feature before the last token, joined as trunk.input
+    says. Only such a block can start as layers of the target."""
+    predicts_from: PredictsFrom = "all"
+    """Rows that predict tokens. all: the first row predicts the next token, as in DSpark; masks:
+    each mask predicts the token in its own place, as in DFlash, which takes one row more."""
+    mask_token: int | None = Field(None, ge=0)
+    """Token whose embedding the masks read, as in DFlash; null: a trained vector for each mask."""
+
+
 class TrunkSettings(Settings):
     """Inputs of the trunk and geometry of its attention."""
 
-    kind: Literal["moa", "feedback", "hybrid"] = "feedback"
+    kind: Literal["moa", "feedback", "hybrid", "block"] = "feedback"
     """Inputs of the trunk. moa: tokens and, through cross-attention, memory made from the target's
     states; no features are fed back. feedback: tokens and features; at positions that are not
     verified yet, the drafter's own predictions replace the target's features. hybrid: tokens,
-    memory and features."""
+    memory and features. block: one pass drafts all levels from the last token and masks, whose
+    attention reads memory and the other rows together, in each of num_layers layers; this requires
+    schedule.autoregressive_levels 1 and schedule.parallel_heads masks."""
+    block: BlockSettings = BlockSettings()
+    """The rows of trunk.kind block."""
     num_heads: int | None = Field(None, ge=1)
     """Number of query heads of each attention module. null: the same as in the target's last layer
     or, if a trunk cannot have the geometry of that layer (latent attention, for example), as many
@@ -91,10 +111,11 @@ class TrunkSettings(Settings):
     """Tokens that the trunk reads at each position. single: the token at this position. trigram:
     the last three tokens, which a small network turns into one vector, as in Chimera. With trigram,
     the trunk's attention can start with that of a target layer, but there is no fit."""
-    num_layers: int = Field(1, ge=0, le=4)
+    num_layers: int = Field(1, ge=0, le=8)
     """Number of layers of self-attention, as in drafters with several layers (Gumiho has two). The
     feed-forward network between two of them is as wide as an expert; the experts follow the last
-    layer. With several layers or none, the trunk starts with random weights. 0: no token attends to
+    layer. Trunks of kind feedback and block start as the target's last layers, and other trunks of
+    several layers with random weights. 0: no token attends to
     another one, so levels are predicted from the last token and the feature before it, as in
     Medusa and in tensor-decomposed heads."""
     first_position: bool = True
@@ -109,9 +130,14 @@ class TrunkSettings(Settings):
         return self.kind != "feedback"
 
     @property
+    def is_block(self) -> bool:
+        """Whether one pass drafts all levels from rows that attend to memory and to each other."""
+        return self.kind == "block"
+
+    @property
     def reads_features(self) -> bool:
         """Whether the trunk reads features, including predictions that the drafter feeds back."""
-        return self.kind != "moa"
+        return self.block.reads_feature if self.is_block else self.kind != "moa"
 
     @property
     def geometry(self) -> dict[str, Any]:
@@ -150,7 +176,9 @@ class TrunkSettings(Settings):
         given = _OF_FEATURES & _changed(self)
         if given and not self.reads_features:
             names = ", ".join(sorted(given))
-            raise ValueError(f"{names} can be set only if trunk.kind is feedback or hybrid")
+            raise ValueError(f"{names} can be set only if the trunk reads features")
+        if self.block != BlockSettings() and not self.is_block:
+            raise ValueError("block can be set only if trunk.kind is block")
         return self
 
     @model_validator(mode="after")
@@ -173,13 +201,18 @@ class MemorySettings(Settings):
     layers: tuple[int, ...] | None = None
     """Indices of the layers (source kv) or hidden states (source hidden) to read. null: with source
     kv, all layers; with source hidden, an early, a middle and the last hidden state, or only the
-    last one if layer_attention is false. Negative indices count from the end: of the hidden
-    states, -1 is the last one, and -2 is the input of the last layer."""
+    last one if layer_attention is false; for a block, an early and a middle one, and the inputs of
+    as many of the target's last layers as the block has layers. Negative indices count from the
+    end: of the hidden states, -1 is the last one, and -2 is the input of the last layer."""
     rotated: bool = True
     """With source kv: whether keys are read as they are cached, rotated by their positions. false:
     the rotation is undone first, for which all layers of the target must rotate whole keys alike.
     The position of a token then affects memory only through the target, and vLLM needs less memory
     to draft."""
+    mixture: Literal["none", "per_layer"] = "none"
+    """per_layer: each layer of a block reads its own mixture of the hidden states instead of the
+    same memory, with one weight for each hidden state, as in DFlare. Requires source hidden and
+    trunk.kind block."""
     layer_attention: bool = True
     """Whether the layers' states attend to each other (layer self-attention). If false, the states
     are concatenated and projected together; states that together are as wide as the target's hidden
@@ -202,6 +235,8 @@ class MemorySettings(Settings):
     def _keys_are_read(self) -> "MemorySettings":
         if self.source == "hidden" and not self.rotated:
             raise ValueError("rotated can be false only if source is kv")
+        if self.source == "kv" and self.mixture != "none":
+            raise ValueError("mixture per_layer requires source hidden")
         return self
 
 
@@ -255,7 +290,7 @@ _REQUIRED: dict[ParallelHeads, dict[str, Container[object]]] = {
     "branch": {"trunk.kind": ("feedback", "hybrid"), "experts.output_norm": ("none", "head")},
     "masks": {
         "trunk.tokens": ("single",),
-        "trunk.num_layers": range(1, 5),
+        "trunk.num_layers": range(1, 9),
         "experts.active_experts": (None,),
     },
     "transfer": {
@@ -277,13 +312,21 @@ _REQUIRED: dict[ParallelHeads, dict[str, Container[object]]] = {
 }
 
 
+_REQUIRED_BY_BLOCK: dict[str, Container[object]] = {
+    "schedule.heads": ("masks",),
+    "schedule.autoregressive_levels": (1,),
+    "trunk.ttt_steps": (1,),
+    "trunk.mlp_width": (None,),
+}
+
+
 class ScheduleSettings(Settings):
     """Depth of the draft tree."""
 
     autoregressive_levels: int = Field(4, ge=1, le=16)
     """Number of levels that need one pass of the trunk each; in training, also the greatest
     distance from a position to its anchor, the last verified position before it."""
-    parallel_levels: int = Field(0, ge=0, le=7)
+    parallel_levels: int = Field(0, ge=0, le=15)
     """Number of further levels, all predicted by the last pass of the trunk."""
     parallel_heads: ParallelHeads = "experts"
     """Networks that predict the parallel levels. experts: the experts, with separate output
@@ -298,19 +341,28 @@ class ScheduleSettings(Settings):
     for parallel_levels and tail_layers; there is one pass, because the states after these layers
     are not those that the matrices read."""
 
+    path: Literal["none", "embedding", "tables"] = "none"
+    """What a parallel level knows of the token before it on the path. none: nothing; embedding: a
+    matrix for each level adds what the embedding of that token says to the level's feature; tables:
+    two tables of path_rank numbers per token give the logits of all levels, in drafters that were
+    imported (DSpark)."""
+    path_rank: int | None = Field(None, ge=1)
+    """Rank of the matrices or tables of path; null: matrices of full rank."""
+
     @property
     def heads(self) -> ParallelHeads | None:
         """The networks that predict the parallel levels; None if there are no such levels."""
         return self.parallel_heads if self.parallel_levels else None
 
-    def check(self, drafter: Settings) -> None:
-        """Raise an error unless the networks of parallel levels fit the other settings."""
-        for name, allowed in _REQUIRED[self.parallel_heads].items():
-            if reduce(getattr, name.split("."), drafter) not in allowed:
-                raise ValueError(
-                    f"schedule.parallel_heads={self.parallel_heads} requires {name} "
-                    + _words(allowed)
-                )
+    @model_validator(mode="after")
+    def _path_leads_somewhere(self) -> "ScheduleSettings":
+        if self.path == "embedding" and self.heads in (None, "transfer"):
+            raise ValueError(
+                "path embedding requires parallel_levels, and other parallel_heads than transfer"
+            )
+        if self.path_rank is None and self.path == "tables":
+            raise ValueError("path tables requires path_rank")
+        return self
 
     @property
     def depth(self) -> int:
@@ -358,8 +410,19 @@ class DrafterSettings(Settings):
 
     @model_validator(mode="after")
     def _levels_have_inputs(self) -> "DrafterSettings":
-        self.schedule.check(self)
+        heads = self.schedule.parallel_heads
+        self._check(f"schedule.parallel_heads={heads}", _REQUIRED[heads])
+        if self.trunk.is_block:
+            self._check("trunk.kind=block", _REQUIRED_BY_BLOCK)
+        elif self.memory.mixture != "none":
+            raise ValueError("memory.mixture=per_layer requires trunk.kind block")
         return self
+
+    def _check(self, setting: str, required: dict[str, Container[object]]) -> None:
+        """Raise an error unless the other settings have the values that a setting requires."""
+        for name, allowed in required.items():
+            if reduce(getattr, name.split("."), self) not in allowed:
+                raise ValueError(f"{setting} requires {name} " + _words(allowed))
 
     @model_validator(mode="after")
     def _tail_follows_one_feature(self) -> "DrafterSettings":

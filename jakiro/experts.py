@@ -38,6 +38,21 @@ class ExpertsOutput(NamedTuple):
         """Return a copy whose only feature is the given output of the target's tail layers."""
         return self._replace(features=features[..., None, None, :], state=self.mean_feature)
 
+    def scattered(self, columns: Int[Tensor, "batch few"], length: int) -> "ExpertsOutput":
+        """Return the output at all positions of sequences, with zeros where nothing was drafted.
+
+        Args:
+            columns: position of each query in its sequence.
+        """
+        sequence = torch.arange(len(columns), device=columns.device)[:, None]
+
+        def scatter(part: Tensor) -> Tensor:
+            zeros = part.new_zeros((len(part), length, *part.shape[2:]))
+            return zeros.index_put((sequence, columns), part)
+
+        features, log_weights, gate = map(scatter, self[:3])
+        return ExpertsOutput(features, log_weights, gate)
+
     @property
     def mean_feature(self) -> Float[Tensor, "*batch hidden"]:
         """The feature at the query's own position, averaged over components: `sum_e w_e F1_e`."""

@@ -1,14 +1,15 @@
 """Networks that predict several levels of a draft tree in one pass."""
 
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from jakiro.experts import ExpertsOutput
-from moa.attention import KV, KVStore, Stores
+from moa import PredictsFrom
+from moa.attention import KV, KVStore, Stores, after
 from moa.layers import FeedForward, RMSNorm
 from moa.trunk import Trunk, TrunkInputs
 
@@ -76,15 +77,48 @@ class LevelMasks(nn.Module):
     A mask attends to all that its query attends to, to itself, and to the masks before it behind
     the same query. Queries attend to no mask, and the keys and values of masks are not stored. The
     components of all levels have the weights that the router gives them at the query.
+
+    The rows of a block (DFlash, arXiv 2602.06036) differ as follows: all rows of a block attend to
+    each other, unless it is causal; masks read the feature that their query reads; and with
+    `predicts_from` "masks", one more mask takes the place of the query, whose output is not read:
+
+        position            i            i + 1     i + 2
+        the output predicts              f_i       f_{i+1}
+
+    Args:
+        features: vectors in place of the features of masks: "trained", those of the "query", or
+            "none" if the trunk reads no features.
+        is_causal: whether masks attend to earlier rows only, and queries to no mask.
+        embedding: "trained" for one embedding per mask; "token" for that of a mask token of the
+            target, a constant that is set by `set_token`.
     """
 
-    def __init__(self, hidden: int, num_levels: int, reads_features: bool) -> None:
+    def __init__(
+        self,
+        hidden: int,
+        num_levels: int,
+        features: Literal["trained", "query", "none"] = "none",
+        is_causal: bool = True,
+        predicts_from: PredictsFrom = "all",
+        embedding: Literal["trained", "token"] = "trained",
+    ) -> None:
         super().__init__()
-        self.num_levels = num_levels
-        self.tokens = nn.Parameter(0.02 * torch.randn(num_levels, hidden))
-        self.features = (
-            nn.Parameter(0.02 * torch.randn(num_levels, hidden)) if reads_features else None
-        )
+        self.drafts_at_query = predicts_from == "all"
+        self.is_causal = is_causal
+        self.num_masks = num_levels + (not self.drafts_at_query)
+        if embedding == "trained":
+            self.tokens = nn.Parameter(0.02 * torch.randn(self.num_masks, hidden))
+        else:
+            self.register_buffer("tokens", torch.zeros(1, hidden))
+        self.features: nn.Parameter | None = None
+        self.repeats_features = features == "query"
+        if features == "trained":
+            self.features = nn.Parameter(0.02 * torch.randn(self.num_masks, hidden))
+
+    @property
+    def can_wait(self) -> bool:
+        """Whether a query's own prediction is the same without masks behind it."""
+        return self.is_causal and self.drafts_at_query
 
     def forward(
         self,
@@ -97,7 +131,7 @@ class LevelMasks(nn.Module):
         store: Stores,
     ) -> ExpertsOutput:
         """Return the predicted features of all levels for each query."""
-        count, ahead = embeddings.shape[1], torch.arange(1 + self.num_levels).to(positions)
+        count, ahead = embeddings.shape[1], torch.arange(1 + self.num_masks).to(positions)
         stream = trunk(
             self._with_masks(embeddings, self.tokens),
             torch.cat((positions, (positions[:, :, None] + ahead[1:]).flatten(1)), dim=1),
@@ -105,35 +139,42 @@ class LevelMasks(nn.Module):
             self._inputs(inputs),
             tuple(_stored_up_to(count, layer) for layer in trunk.stores(store)),
         )
-        masks = stream[:, count:].unflatten(1, (count, self.num_levels))
-        output = experts(torch.cat((stream[:, :count, None], masks), dim=2))
+        rows = stream[:, count:].unflatten(1, (count, self.num_masks))
+        if self.drafts_at_query:
+            rows = torch.cat((stream[:, :count, None], rows), dim=2)
+        output = experts(rows)
         return ExpertsOutput(
             output.features[..., 0, :, :], output.log_weights[:, :, 0], output.gate[:, :, 0]
         )
 
     def _with_masks(self, vectors: Tensor, masks: Tensor) -> Tensor:
         """Return the vectors of queries, followed by the masks behind each query."""
-        batch, count, _ = vectors.shape
-        behind = masks.to(vectors.dtype).expand(batch, count, -1, -1)
+        batch, count, hidden = vectors.shape
+        behind = masks.to(vectors.dtype).expand(batch, count, self.num_masks, hidden)
         return torch.cat((vectors, behind.flatten(1, 2)), dim=1)
 
     def _mask_with_masks(self, visible: Tensor) -> Tensor:
         """Return the mask of self-attention: the keys are those of the store, then the masks."""
         count = visible.shape[2]
-        masks = group_mask(count, self.num_levels, visible.device)
-        masks = torch.cat((masks.new_zeros(count, len(masks)), masks))
+        masks = group_mask(count, self.num_masks, visible.device, self.is_causal)
+        of_queries = torch.zeros_like(masks[:count])
+        if not self.is_causal:
+            of_queries = masks[:: self.num_masks]
+        masks = torch.cat((of_queries, masks))
         return torch.cat((self._behind(visible), masks.expand(len(visible), 1, -1, -1)), dim=3)
 
     def _inputs(self, inputs: TrunkInputs) -> TrunkInputs:
         previous, mask = inputs.previous, inputs.mask
-        if previous is not None and self.features is not None:
+        if previous is not None and self.repeats_features:
+            previous = self._with_masks(previous, previous.unsqueeze(2))
+        elif previous is not None and self.features is not None:
             previous = self._with_masks(previous, self.features)
         mask = None if mask is None else self._behind(mask)
         return inputs._replace(previous=previous, mask=mask)
 
     def _behind(self, visible: Tensor) -> Tensor:
         """Return what queries may attend to, followed by the same for the masks behind them."""
-        return torch.cat((visible, visible.repeat_interleave(self.num_levels, dim=2)), dim=2)
+        return torch.cat((visible, visible.repeat_interleave(self.num_masks, dim=2)), dim=2)
 
 
 def _stored_up_to(count: int, store: KVStore) -> KVStore:
@@ -141,16 +182,89 @@ def _stored_up_to(count: int, store: KVStore) -> KVStore:
 
     def join(kv: KV) -> KV:
         kept = store(KV(kv.keys[:, :, :count], kv.values[:, :, :count]))
-        pairs = zip(kept, kv, strict=True)
-        return KV(*(torch.cat((old, new[:, :, count:]), dim=2) for old, new in pairs))
+        return after(kept)(KV(kv.keys[:, :, count:], kv.values[:, :, count:]))
 
     return join
 
 
-def group_mask(count: int, levels: int, device: torch.device) -> Bool[Tensor, "rows rows"]:
-    """Return True where a row may attend to another one: to its own group, up to itself."""
-    earlier = torch.ones(levels, levels, dtype=torch.bool, device=device).tril()
-    return torch.block_diag(*[earlier] * count)
+def group_mask(
+    count: int, levels: int, device: torch.device, is_causal: bool = True
+) -> Bool[Tensor, "rows rows"]:
+    """Return True where a row may attend to another one: in its group, by default up to itself."""
+    group = torch.arange(count * levels, device=device)
+    same = group[:, None] // levels == group // levels
+    return same & (group <= group[:, None]) if is_causal else same
+
+
+class PathFeatures(nn.Module):
+    """Tells a parallel level which token precedes it on the path.
+
+    A parallel level k is predicted before the token c before it is known. Its feature below c is
+
+        h_{k|c} = h_k + R_k E(c),    E(c): the target's embedding of c,
+
+    from which the head computes the draft distribution below c. With the head's rows w, this adds
+    `w_x^T R_k E(c)` to the logit of each token x: a first-order Markov head (DSpark, arXiv
+    2607.05147) without tables of its own. At first, the matrices R_k are 0.
+
+    Args:
+        rank: rank of the matrices; None for full rank.
+    """
+
+    def __init__(self, hidden: int, num_levels: int, rank: int | None = None) -> None:
+        super().__init__()
+        inner = hidden if rank is None else rank
+        self.shifts = nn.ModuleList(nn.Linear(inner, hidden, bias=False) for _ in range(num_levels))
+        self.down: nn.ModuleList | None = None
+        if rank is not None:
+            self.down = nn.ModuleList(
+                nn.Linear(hidden, rank, bias=False) for _ in range(num_levels)
+            )
+        for weight in self.shifts.parameters():
+            nn.init.zeros_(weight)
+
+    def forward(
+        self, embeddings: Float[Tensor, "*batch hidden"], level: int
+    ) -> Float[Tensor, "*batch hidden"]:
+        """Return what each token c adds to the feature of a parallel level, from 1, below it."""
+        down = embeddings if self.down is None else self.down[level - 1](embeddings)
+        shift: Tensor = self.shifts[level - 1](down)
+        return shift
+
+    def below(
+        self,
+        output: ExpertsOutput,
+        following: Float[Tensor, "batch queries parallel hidden"],
+    ) -> ExpertsOutput:
+        """Return the output with the features of parallel levels below known tokens.
+
+        Args:
+            following: embeddings of the tokens at the positions after each query's own.
+        """
+        first, *others = output.features.unbind(2)
+        shifted = [
+            features + self(following[:, :, level - 1], level).unsqueeze(2)
+            for level, features in enumerate(others, start=1)
+        ]
+        return output._replace(features=torch.stack((first, *shifted), dim=2))
+
+
+class PathTables(nn.Module):
+    """A Markov head with tables of its own, in the form of published drafters (DSpark).
+
+    Below a token c, at every level, the logit of each token x of the draft vocabulary has the
+    additional term `<w2_x, w1_c>`.
+    """
+
+    def __init__(self, vocab_size: int, drafted: int, rank: int) -> None:
+        super().__init__()
+        self.of_parent = nn.Embedding(vocab_size, rank)
+        self.of_child = nn.Linear(rank, drafted, bias=False)
+
+    def forward(self, token_ids: Int[Tensor, "*batch"]) -> Float[Tensor, "*batch drafted"]:
+        """Return what each token adds to the logits of the tokens below it."""
+        logits: Tensor = self.of_child(self.of_parent(token_ids))
+        return logits
 
 
 class HiddenTransfer(nn.Module):

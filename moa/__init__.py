@@ -8,5 +8,6 @@ from typing import Literal
 AttentionBias = Literal["none", "qkv", "all"]
 FusionNorm = Literal["none", "each", "all"]
 InputKind = Literal["join", "wide"]
+PredictsFrom = Literal["all", "masks"]
 Residual = Literal["feature", "normed"]
 TokenInput = Literal["single", "trigram"]

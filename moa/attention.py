@@ -36,6 +36,16 @@ def no_history(kv: KV) -> KV:
     return kv
 
 
+def after(earlier: KV) -> KVStore:
+    """Return a store that appends the queries' own keys and values to earlier ones."""
+
+    def join(kv: KV) -> KV:
+        pairs = zip(earlier, kv, strict=True)
+        return KV(*(torch.cat((old, new), dim=2) for old, new in pairs))
+
+    return join
+
+
 @runtime_checkable
 class Attend(Protocol):
     """Function from queries, keys and values to each query's weighted mean of the values.
@@ -97,6 +107,7 @@ class CrossAttention(nn.Module):
         self.output = nn.Linear(num_heads * head_dim, hidden, bias=False)
         self.rotary = rotary or Rotary(head_dim, rope_theta)
         self.attend: Attend = attend_masked
+        self.kv_shapes = [(num_kv_heads, head_dim)] * 2
 
     def kv(
         self,
@@ -153,6 +164,8 @@ class SelfAttention(nn.Module):
     ) -> None:
         super().__init__()
         self.num_heads, self.num_kv_heads, self.head_dim = num_heads, num_kv_heads, head_dim
+        # number of heads and head size: of keys, and of values
+        self.kv_shapes = [(num_kv_heads, head_dim)] * 2
         width = hidden if input_width is None else input_width
         self.norm = RMSNorm(width, eps=norm_eps) if has_norm else nn.Identity()
         # One matrix for queries, keys and values, in this order.
@@ -164,20 +177,21 @@ class SelfAttention(nn.Module):
         self.rotary = rotary or Rotary(head_dim, rope_theta)
         self.attend: Attend = attend_masked
 
-    @property
-    def kv_shapes(self) -> list[tuple[int, int]]:
-        """Two pairs of the number of heads and the head size: one for keys and one for values."""
-        return [(self.num_kv_heads, self.head_dim)] * 2
-
     def kv(
         self,
         embeddings: Float[Tensor, "batch tokens width"],
         positions: Int[Tensor, "batch tokens"],
     ) -> KV:
         """Return the keys and values of tokens."""
+        return self.kv_of_normed(self.norm(embeddings), positions)
+
+    def kv_of_normed(
+        self, normed: Float[Tensor, "batch tokens width"], positions: Int[Tensor, "batch tokens"]
+    ) -> KV:
+        """Return the keys and values of tokens, or of memory, that need no norm."""
         start = self.num_heads * self.head_dim
         weight, bias = self.project.weight[start:], self.project.bias
-        projected = linear(self.norm(embeddings), weight, None if bias is None else bias[start:])
+        projected = linear(normed, weight, None if bias is None else bias[start:])
         keys, values = self._heads(projected).chunk(2, dim=1)
         keys = keys if self.key_norm is None else self.key_norm(keys)
         return KV(self.rotary(keys, positions), values)

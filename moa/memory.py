@@ -97,12 +97,36 @@ class StateNorm(nn.Module):
         return rms_norm(state, self.shape, eps=self.eps) * self.weight
 
 
+class LayerMixture(nn.Module):
+    """One memory for each layer of the drafter: a mixture of the target's normalized states.
+
+    The weights of a layer are a softmax over the states (DFlare, a mixture for each layer of a
+    block drafter), so a layer can read the state that the target's layer in its place reads.
+
+    Args:
+        num_readers: number of the drafter's layers.
+    """
+
+    def __init__(self, num_layers: int, num_readers: int, norm_eps: float = 1e-6) -> None:
+        super().__init__()
+        self.eps = norm_eps
+        self.weight = nn.Parameter(torch.zeros(num_readers, num_layers))
+
+    def forward(
+        self, state: Float[Tensor, "batch tokens layers width"]
+    ) -> Float[Tensor, "batch tokens readers width"]:
+        """Return the memory of each layer of the drafter."""
+        normed = rms_norm(state, state.shape[-1:], eps=self.eps)
+        return torch.einsum("rl,btlw->btrw", self.weight.softmax(dim=-1), normed)
+
+
 class MemoryEncoder(nn.Module):
     """Computes memory: layer self-attention, mean over layers, projection to the drafter's width.
 
     Without layer self-attention, the layers' states are concatenated and projected together. If the
     concatenation is already as wide as memory, it is used unchanged, unless `common_width` or
-    `always_project` is set.
+    `always_project` is set. With `num_readers`, each layer of the drafter has a mixture of the
+    states instead (`LayerMixture`).
 
     Args:
         width: size of one layer's raw state (keys and values of all KV heads, or a hidden state).
@@ -133,8 +157,13 @@ class MemoryEncoder(nn.Module):
         rope_theta: float = 10_000.0,
         rope_frequencies: tuple[float, ...] | None = None,
         rope_scale: float = 1.0,
+        num_readers: int | None = None,
     ) -> None:
         super().__init__()
+        self.mixture: LayerMixture | None = None
+        if num_readers is not None:
+            self.mixture = LayerMixture(num_layers, num_readers, norm_eps)
+            return
         rotary = Rotary(head_dim, rope_theta, rope_frequencies, rope_scale)
         self.state_norm = (
             None
@@ -158,8 +187,14 @@ class MemoryEncoder(nn.Module):
 
     def forward(
         self, state: Float[Tensor, "batch tokens layers width"]
-    ) -> Float[Tensor, "batch tokens hidden"]:
-        """Return one memory vector per token; no token influences another token's vector."""
+    ) -> Float[Tensor, "batch tokens *readers hidden"]:
+        """Return one memory vector per token; no token influences another token's vector.
+
+        With `num_readers`, there is one vector per token for each layer of the drafter.
+        """
+        if self.mixture is not None:
+            mixed: Tensor = self.mixture(state)
+            return mixed
         normed = state if self.state_norm is None else self.state_norm(state)
         projected = self.project_layers(normed)
         tokens = rearrange(projected, "b t l w -> (b t) l w")

@@ -15,6 +15,7 @@ from moa.attention import (
     KVStore,
     SelfAttention,
     Stores,
+    after,
     no_history,
 )
 from moa.layers import FeedForward, RMSNorm, Rotary
@@ -104,12 +105,13 @@ class TrunkInputs(NamedTuple):
 
     Attributes:
         previous: the feature of the position before each query, from the target or predicted.
+        memory: keys and values of verified tokens for each attention that reads them.
         earlier: embeddings of the tokens before each query, from the last one backwards; zeros
             before the first token of a text.
     """
 
     previous: Float[Tensor, "batch queries hidden"] | None = None
-    memory: KV | None = None
+    memory: tuple[KV, ...] = ()
     mask: Bool[Tensor, "batch 1 queries memory"] | None = None
     earlier: Float[Tensor, "batch queries earlier hidden"] | None = None
 
@@ -164,7 +166,13 @@ class Trunk(nn.Module):
     trained to predict the target's feature at i from the tokens up to i and the target's state at
     verified positions.
 
+    A block trunk has no cross-attention: in each layer, the queries attend to memory and to each
+    other in one softmax, with the same matrices for the keys and values of both (DFlash, arXiv
+    2602.06036). The queries are all rows that one pass drafts from; drafted tokens have no keys and
+    values that later passes read.
+
     Args:
+        is_block: whether self-attention attends to memory, in place of cross-attention.
         input: way to read embeddings and features, as for `FeatureInput`.
         rope_frequencies: angles per position, as for `Rotary`; None to compute them from the base.
         mlp_width: inner width of a feed-forward network between self-attention and cross-attention,
@@ -196,6 +204,7 @@ class Trunk(nn.Module):
         tokens: TokenInput = "single",
         num_layers: int = 1,
         layer_width: int = 1,
+        is_block: bool = False,
     ) -> None:
         super().__init__()
         self.trigram = TrigramInput(hidden, norm_eps) if tokens == "trigram" else None
@@ -219,14 +228,52 @@ class Trunk(nn.Module):
             FurtherLayer(hidden, layer_width, norm_eps, again) for _ in range(num_layers - 1)
         )
         self.feed_forward = None if mlp_width is None else FeedForward(hidden, mlp_width, norm_eps)
+        self.memory_norm = RMSNorm(hidden, eps=norm_eps) if is_block else None
+        attends_memory &= not is_block
         self.cross_attention = CrossAttention(*geometry, rotary()) if attends_memory else None
 
     @property
     def kv_shapes(self) -> list[list[tuple[int, int]]]:
-        """For each layer of self-attention, the shapes of its keys and values."""
-        if self.self_attention is None:
+        """For each layer of self-attention, the shapes of the keys and values that it keeps."""
+        if self.memory_norm is not None:
             return []
-        return [self.self_attention.kv_shapes] * (1 + len(self.further_layers))
+        return [layer.kv_shapes for layer in self.self_attentions]
+
+    @property
+    def memory_shapes(self) -> list[tuple[int, int]]:
+        """The shapes of the keys and values that `memory_kv` returns."""
+        return [shape for layer in self._memory_readers for shape in layer.kv_shapes]
+
+    @property
+    def self_attentions(self) -> list[SelfAttention]:
+        """The self-attention of each layer."""
+        return [module for module in self.modules() if isinstance(module, SelfAttention)]
+
+    @property
+    def _memory_readers(self) -> "list[SelfAttention] | list[CrossAttention]":
+        if self.memory_norm is not None:
+            return self.self_attentions
+        return [] if self.cross_attention is None else [self.cross_attention]
+
+    def memory_kv(
+        self,
+        memory: Float[Tensor, "batch tokens *layers hidden"],
+        positions: Int[Tensor, "batch tokens"],
+    ) -> tuple[KV, ...]:
+        """Return the keys and values of memory for each attention that reads it.
+
+        Args:
+            memory: memory that all layers share, or one memory for each layer.
+        """
+        if self.cross_attention is not None:
+            return (self.cross_attention.kv(memory, positions),)
+        if self.memory_norm is None:
+            return ()
+        layers = self.self_attentions
+        normed = self.memory_norm(memory)
+        each = normed.unbind(2) if memory.dim() == 4 else (normed,) * len(layers)
+        pairs = zip(layers, each, strict=True)
+        return tuple(layer.kv_of_normed(part, positions) for layer, part in pairs)
 
     def kv(
         self,
@@ -258,9 +305,14 @@ class Trunk(nn.Module):
         Args:
             inputs: features of the positions before the queries, and memory of verified tokens.
             store: function from the queries' own self-attention keys and values to all keys and
-                values that the queries may attend to; with several layers, one for each.
+                values that the queries may attend to; with several layers, one for each. A block
+                trunk ignores it, because its queries attend to memory and to each other.
         """
         stores = self.stores(store)
+        if self.memory_norm is not None:
+            assert inputs.mask is not None
+            stores = tuple(after(kv) for kv in inputs.memory)
+            self_mask = torch.cat((inputs.mask, self_mask), dim=3)
         read, stream = self._start(embeddings, inputs)
         if self.self_attention is not None:
             stream = self.self_attention(read, positions, self_mask, stores[0], stream)
@@ -269,7 +321,7 @@ class Trunk(nn.Module):
         stream = stream if self.feed_forward is None else self.feed_forward(stream)
         if self.cross_attention is None:
             return stream
-        return self.cross_attention(stream, positions, inputs.memory, inputs.mask)
+        return self.cross_attention(stream, positions, inputs.memory[0], inputs.mask)
 
     def store_tokens(
         self,

@@ -266,10 +266,14 @@ class TrainSettings(Settings):
         )
         for name in ("anchor_samples", "anchors", "far_anchors", "curriculum_fraction"):
             yield (
-                drafter.trunk.reads_features
+                drafter.trunk.kind != "moa"
                 and getattr(self.batch, name) != BatchSettings.model_fields[name].default,
-                f"the default of batch.{name} when drafter.trunk.kind is feedback or hybrid",
+                f"the default of batch.{name} when drafter.trunk.kind is not moa",
             )
+        yield (
+            drafter.schedule.path == "tables",
+            "drafter.schedule.path none or embedding, because tables are imported and not trained",
+        )
         yield (
             engine.offload_optimizer and engine.zero_stage < 1,
             "engine.zero_stage 1, 2 or 3 when engine.offload_optimizer is true",
@@ -314,6 +318,8 @@ class TrainSettings(Settings):
 def anchor_rule(settings: TrainSettings) -> AnchorRule:
     """Return the rule that selects the anchors of a run."""
     levels = settings.drafter.schedule.autoregressive_levels
+    if settings.drafter.trunk.is_block:
+        return AnchorRule("roots", levels, num_roots=settings.batch.block_roots)
     if settings.drafter.trunk.reads_features:
         return AnchorRule("ttt", levels, settings.drafter.trunk.ttt_steps)
     kind = settings.batch.anchors
@@ -329,6 +335,8 @@ def decoding_rule(settings: DrafterSettings) -> AnchorRule:
     Every drafter is evaluated with these anchors, even if it was trained with others.
     """
     levels = settings.schedule.autoregressive_levels
+    if settings.trunk.is_block:
+        return AnchorRule("roots", levels)
     if settings.tail_layers and not settings.trunk.reads_features:
         return AnchorRule("blocks", levels, near_share=1.0)  # tail layers need shared anchors
     return AnchorRule("ttt", levels, num_samples=levels)

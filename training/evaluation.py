@@ -13,6 +13,7 @@ from jakiro.drafter import JakiroDrafter
 from jakiro.experts import ExpertsOutput
 from training.config import decoding_rule
 from training.data.sampler import Sampler
+from training.loss.accepted_length import num_depths
 from training.loss.batch import Batch
 from training.loss.heads import Logits
 from training.module import Meter, TargetReader, TrainingModule
@@ -57,11 +58,16 @@ class Evaluation:
 
     @torch.no_grad()
     def _measure_losses(self, drafter: JakiroDrafter) -> dict[str, Any]:
-        module = TrainingModule(drafter, self._settings.objective)
+        rule = decoding_rule(self._settings.drafter)
+        module = TrainingModule(
+            drafter, self._settings.objective, crosses_samples=rule.kind == "ttt"
+        )
+        num_levels = 1 + self._settings.drafter.schedule.parallel_levels
         meter = Meter(
             self._processes,
-            1 + self._settings.drafter.schedule.parallel_levels,
+            num_levels,
             self._settings.drafter.experts.num_experts,
+            num_depths(rule, num_levels),
         )
         experts = self._settings.drafter.experts
         diversity = Diversity(
@@ -222,9 +228,11 @@ def score_of(results: Mapping[str, Any]) -> Score | None:
 def summary_of(results: Mapping[str, Any]) -> str:
     """Return the agreement and tau of an evaluation as text; empty if nothing was measured."""
     score = score_of(results)
-    agreement = [str(score)] if score is not None and score.metric == "agreement" else []
+    held_out = [str(score)] if score is not None and score.metric == "agreement" else []
+    if "tau_probabilistic" in results.get("validation", {}):
+        held_out.append(f"tau_probabilistic {results['validation']['tau_probabilistic']:.2f}")
     taus = [
         f"tau {decoding['tau']:.2f} at temperature {decoding['temperature']:g}"
         for decoding in results.get("decoding", ())
     ]
-    return ", ".join([*agreement, *taus])
+    return ", ".join([*held_out, *taus])

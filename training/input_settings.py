@@ -84,7 +84,7 @@ class BatchSettings(Settings):
     """The batch of one optimizer step; the same for any number of processes.
 
     `anchor_samples`, `anchors`, `far_anchors` and `curriculum_fraction` apply only to a moa trunk.
-    The other kinds of trunks, which read features, use `drafter.trunk.ttt_steps` instead.
+    Trunks of kind feedback and hybrid use `drafter.trunk.ttt_steps` instead.
     """
 
     global_batch_size: int = Field(8, ge=1)
@@ -105,6 +105,10 @@ class BatchSettings(Settings):
     """For a moa trunk: share of the documents in which all positions after the beginning of the
     response, or after a random position, have this position as their anchor. Such a drafter learns
     to write many tokens without the target, as for `jakiro connect --offline write`."""
+    block_roots: int | None = Field(128, ge=1)
+    """For a block trunk: largest number of positions of a packed sequence from which blocks are
+    drafted, chosen at random in each epoch. null: all positions, which takes more time and
+    memory."""
     curriculum_fraction: float = Field(0.0, ge=0, le=1)
     """For a moa trunk: fraction of the steps, at the start of training, in which self-attention
     attends to drafted tokens only (arXiv 2410.03804)."""

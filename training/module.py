@@ -11,7 +11,7 @@ from jakiro.experts import ExpertsOutput
 from jakiro.target.adapter import TargetAdapter
 from jakiro.target.cache import SlotCache
 from jakiro.target.tail import TargetTail
-from training.loss.accepted_length import AcceptedLength
+from training.loss.accepted_length import AcceptedLength, with_accept_rates
 from training.loss.batch import Batch, TargetView, look_at_target, states_kept
 from training.loss.drafting import draft_all_positions
 from training.loss.heads import Heads
@@ -26,6 +26,7 @@ _PER_LEVEL = {
     *("token", "multiple_choice", "feature", "contrast", "correct"),
     *("level_count", "level_weight"),
 }
+_PER_DEPTH = {"accept", "depth_count"}
 
 
 class TargetReader:
@@ -103,13 +104,24 @@ def move_target(target: TargetAdapter, device: torch.device, *, needs_layers: bo
 
 
 class TrainingModule(nn.Module):
-    """Computes the summed loss of a batch; contains the drafter and no part of the target."""
+    """Computes the summed loss of a batch; contains the drafter and no part of the target.
+
+    Args:
+        crosses_samples: whether draft paths cross anchor samples (`draft_paths`); None if they do
+            so in a rollout only.
+    """
 
     def __init__(
-        self, drafter: JakiroDrafter, settings: ObjectiveSettings, recompute: bool = False
+        self,
+        drafter: JakiroDrafter,
+        settings: ObjectiveSettings,
+        recompute: bool = False,
+        crosses_samples: bool | None = None,
     ) -> None:
         super().__init__()
         self.drafter = drafter
+        self._is_rolled_out = drafter.trunk.feature_input is not None
+        self._crosses_samples = self._is_rolled_out if crosses_samples is None else crosses_samples
         self.settings = settings
         self._recompute = recompute
 
@@ -126,29 +138,34 @@ class TrainingModule(nn.Module):
             reader: reader of the target, passed as an argument so that no weight of the target is
                 registered in this module.
         """
-        is_rolled_out = self.drafter.trunk.feature_input is not None
         heads = reader.heads.at(self.settings.token_temperature)
-        length = AcceptedLength(self.settings, reader.heads, batch, is_rolled_out)
+        length = AcceptedLength(self.settings, reader.heads, batch, self._is_rolled_out)
         num_levels = 1 + self.drafter.config.settings.schedule.parallel_levels
         normalizers = shared_normalizers(view, batch, heads, num_levels, self.settings.chunk_size)
-        terms = []
+        terms, accept = [], []
         outputs = draft_all_positions(self.drafter, view, batch, reader.tail, self._recompute)
         for sample, output in enumerate(outputs):
             # With tail layers, the regression goal is the state at the input of these layers.
             goals = Goals(view.features, view.tail_input, output.state, normalizers)
-            terms.append(drafter_loss(output, goals, batch, sample, heads, self.settings))
+            sums, rates = drafter_loss(output, goals, batch, sample, heads, self.settings)
+            terms.append(sums)
+            accept.append(rates)
             length.add(output, sample)
             on_output(sample, output)
         summed = (torch.stack(column).sum(dim=0) for column in zip(*terms, strict=True))
-        return length.added_to(LossTerms(*summed))
+        whole = with_accept_rates(LossTerms(*summed), accept, batch, self._crosses_samples)
+        return length.added_to(whole)
 
 
 class Meter:
     """Adds up loss terms on the device; the host waits only when it reads the sums."""
 
-    def __init__(self, processes: Processes, num_levels: int, num_experts: int) -> None:
+    def __init__(
+        self, processes: Processes, num_levels: int, num_experts: int, num_depths: int
+    ) -> None:
         self._processes = processes
-        sizes = dict.fromkeys(_PER_LEVEL, num_levels) | {"expert_load": num_experts}
+        sizes = dict.fromkeys(_PER_LEVEL, num_levels) | dict.fromkeys(_PER_DEPTH, num_depths)
+        sizes |= {"expert_load": num_experts}
         self._sizes = [*(sizes.get(name, 1) for name in LossTerms._fields), 1]
         self._sums = self._zeros()
 
@@ -163,6 +180,11 @@ class Meter:
         Terms that are not computed are left out. Means of the terms are weighted by
         `objective.distance_decay`; the loss is the one that is minimized, which is divided by the
         number of positions instead of the sum of their weights.
+
+        `accept_rate` is, by depth of the draft path, the probability that a token sampled from the
+        draft distribution is accepted at temperature 1. `tau_probabilistic` is the expected number
+        of tokens of a decoding step with one such token at each depth. Both are means over
+        positions, without weights.
 
         All cover the time since the last call, because this method resets the sums to zero. All
         processes must call it.
@@ -193,12 +215,18 @@ class Meter:
                     strict=True,
                 )
             ],
+            "accept_rate": [
+                accept / max(number, 1.0)
+                for accept, number in zip(terms.accept, terms.depth_count, strict=True)
+            ],
             "router_imbalance": terms.balance[0] / (terms.level_weight[0] or 1.0),
             "router_entropy": terms.router_entropy[0] / count,
             "expert_load": [load / count for load in terms.expert_load],
             "positions": int(terms.num_positions[0]),
             "tokens": int(num_tokens[0]),
         }
+        if terms.depth_count[-1]:
+            metrics["tau_probabilistic"] = terms.path_tokens[0] / terms.depth_count[-1]
         if terms.num_trees[0]:
             metrics["accepted_length"] = terms.accepted_length[0] / terms.num_trees[0]
         return metrics

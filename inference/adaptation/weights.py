@@ -25,13 +25,16 @@ _NUM_SAMPLES = 256  # number of values of each tensor that identify a drafter
 def adapted_ends(model: nn.Module) -> tuple[str, ...]:
     """Return those of the ends in `ADAPTED` with which parameters of a drafter end."""
     names = [name for name, _ in model.named_parameters()]
-    return tuple(end for end in ADAPTED if any(_ends_with(name, end) for name in names))
+    # The projections of a block also encode memory.
+    kept = {"self_attention.project"} if "trunk.memory_norm.weight" in names else set()
+    ends = (end for end in ADAPTED if end not in kept)
+    return tuple(end for end in ends if any(_ends_with(name, end) for name in names))
 
 
 def adapted_names(model: nn.Module) -> list[str]:
     """Return the names of all adapted parameters of a drafter."""
-    names = (name for name, _ in model.named_parameters())
-    return [name for name in names if any(_ends_with(name, end) for end in ADAPTED)]
+    names, ends = (name for name, _ in model.named_parameters()), adapted_ends(model)
+    return [name for name in names if any(_ends_with(name, end) for end in ends)]
 
 
 def identity_of_drafter(model: nn.Module, target: str, dtype: torch.dtype) -> str:

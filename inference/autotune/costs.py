@@ -152,10 +152,10 @@ def timed_passes(model: JakiroDrafter) -> int:
     """Return the largest number of trunk passes to time, which is at least that of training.
 
     A drafter with `parallel_heads: transfer` has only one pass, because its first pass does not
-    return what a second one would have to read.
+    return what a second one would have to read. Nor has a block, whose levels come from one pass.
     """
     schedule = model.config.settings.schedule
-    if schedule.heads == "transfer":
+    if schedule.heads == "transfer" or model.trunk.memory_norm is not None:
         return 1
     return max(FEWEST_PASSES, schedule.autoregressive_levels)
 

@@ -120,13 +120,14 @@ class DraftNetwork(nn.Module):
             given: output of `encode`, or of this method in the step before.
         """
         verified = torch.ones((1, 1, 1, 1), dtype=torch.bool, device=given.device)
-        previous = memory = None
+        previous: Tensor | None = None
+        memory: tuple[KV, ...] = ()
         if self.feature_encoder is not None:
             previous = given[None, :, : self.hidden]
         if self.memory_encoder is not None and self.trunk.cross_attention is not None:
             ages = given[:, -1].long()
             verified = (ages == 0)[None, None, None]
-            memory = self._memory(given, rows - ages)
+            memory = (self._memory(given, rows - ages),)
         vectors = self.trunk(
             embeddings[None], rows[None] + 1, verified, TrunkInputs(previous, memory, verified)
         )

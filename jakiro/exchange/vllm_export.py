@@ -36,7 +36,7 @@ _REQUIRED = {
 }
 _PROBE = 8  # tokens whose keys and values are compared
 _CLOSE = 2e-2  # relative difference of probed values, in half precision
-_OTHER_LEVELS = ("experts.level_down", "experts.beta", "level_heads.", "level_masks.")
+_OTHER_LEVELS = ("experts.level_down", "experts.beta", "level_heads.", "level_masks.", "path_")
 _LEFT_OUT = (*_OTHER_LEVELS, "experts.router.weight", "own_head.weight")  # starts of names
 _COPIES = ("target_norm.weight", "target_kv.norm", "target_kv.weight")  # computed from the target
 

@@ -66,7 +66,7 @@ def trained_outputs(
 ) -> list[ExpertsOutput]:
     """Return training's predictions at the distances 1 to `depth` from the last verified token."""
     count = tokens.shape[1]
-    if model.config.settings.trunk.reads_features:
+    if model.config.settings.trunk.reads_features or model.config.settings.trunk.is_block:
         starts = np.zeros(count, np.int64)
         several = [torch.from_numpy(ttt_anchors(starts, 1 + draw)) for draw in range(depth)]
         anchors = torch.stack(several)
@@ -83,6 +83,8 @@ def assert_training_equals_drafting(
     target: TargetAdapter, model: JakiroDrafter, length: int, depth: int
 ) -> None:
     """Check that training's masked pass equals cached drafting at each depth of one path."""
+    if model.config.settings.trunk.is_block:
+        depth = 1
     parallel = model.config.settings.schedule.parallel_levels
     # The ids of the draft vocabulary of these drafters are the first ids, which are also columns.
     most = target.spec.vocab_size if model.draft_ids is None else len(model.draft_ids)
@@ -97,7 +99,11 @@ def assert_training_equals_drafting(
         got = source.joint(step, frontier)
         level, pass_ = max(0, step - depth), min(step, depth)
         output, position = trained[pass_ - 1], length + pass_ - 1
-        log_probs = drafter.head.log_probs(output.features[:, position : position + 1, level])
+        logits = drafter.head.logits(output.features[:, position : position + 1, level])
+        if model.path_tables is not None:
+            parent = tokens[:, length + step - 1 : length + step]
+            logits = logits + model.path_tables(parent).unsqueeze(2)
+        log_probs = logits.log_softmax(dim=-1)
         prior = weights if level else output.log_weights[:, position : position + 1]
         expected = log_probs + prior.unsqueeze(-1)
         torch.testing.assert_close(got, expected, atol=1e-5, rtol=1e-5)

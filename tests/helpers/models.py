@@ -49,6 +49,8 @@ def tiny_settings(
     head: str = "target",
     active_experts: int | None = None,
     parallel_heads: str = "experts",
+    path: str = "none",
+    path_rank: int | None = None,
     **memory: object,
 ) -> DrafterSettings:
     """Return the settings of a drafter with some ten thousand parameters."""
@@ -75,6 +77,8 @@ def tiny_settings(
             autoregressive_levels=autoregressive_levels,
             parallel_levels=parallel_levels,
             parallel_heads=parallel_heads,
+            path=path,
+            path_rank=path_rank,
         ),
     )
 
@@ -88,4 +92,9 @@ def tiny_drafter(
     drafter = JakiroDrafter(config_for(settings or tiny_settings(), record)).eval()
     if drafter.experts.beta is not None:  # its start value 0 would leave the contrast untested
         torch.nn.init.constant_(drafter.experts.beta, 0.7)
+    if drafter.path_features is not None:  # neither would matrices of zeros show anything
+        for weight in drafter.path_features.shifts.parameters():
+            torch.nn.init.normal_(weight, std=0.3)
+    if drafter.level_masks is not None and not drafter.level_masks.tokens.requires_grad:
+        torch.nn.init.normal_(drafter.level_masks.tokens)
     return drafter

@@ -14,7 +14,7 @@ from inference.engine import accept
 from inference.engine.acceptance import ProcessedDistribution
 from inference.sampling.batch import BatchSampling
 from inference.sampling.options import Sampling
-from inference.trees.builder import TreeBuilder, TreeLevel
+from inference.trees.builder import JointPredictor, TreeBuilder, TreeLevel
 from inference.trees.shape import TreeShape
 
 Prefix = tuple[int, ...]
@@ -40,6 +40,10 @@ class Tables:
         """Return log(w_e p_e(t)) for each draft expert e and token t, [experts, vocab]."""
         log_probs = self._random(1, prefix, self.components, self.vocab).log_softmax(-1)
         return log_probs + self._random(2, prefix, self.components).log_softmax(-1)[:, None]
+
+    def source(self, prefix: Prefix) -> JointPredictor:
+        """Return the draft distributions of trees below a prefix."""
+        return TableSource(self, prefix)
 
 
 def frontier_of(token_ids: Tensor, origin: Tensor) -> TreeLevel:
@@ -139,7 +143,7 @@ def one_step(
     def drafted(chooser: Chooser) -> int:
         builder = BranchingBuilder(shape, BatchSampling([sampling]))
         builder.chooser = chooser
-        trees.append(builder.build(TableSource(tables, prefix), torch.tensor([len(prefix)])))
+        trees.append(builder.build(tables.source(prefix), torch.tensor([len(prefix)])))
         return len(trees) - 1
 
     trees: list[DraftTree] = []

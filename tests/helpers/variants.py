@@ -17,6 +17,8 @@ EAGLE = PUBLISHED | NO_FIRST | {"attention_norm": False}
 
 BRANCH = {"parallel_heads": "branch"}
 MASKS = {"parallel_heads": "masks"}
+PATH = {"path": "embedding"}
+BLOCK = MASKS | {"source": "hidden", "autoregressive_levels": 1, "parallel_levels": 3}
 LAYERS = {"num_layers": 2}
 NO_LAYER = {"num_layers": 0}
 TRANSFER = FEEDBACK | NO_LAYER | {"input": "wide", "input_norms": False, "attention_norm": False}
@@ -130,6 +132,41 @@ VARIANTS = {
     "hybrid-unnormed-biased": tiny_settings(
         trunk=HYBRID | {"attention_norm": False, "attention_bias": "all"}, norm_eps=1e-3
     ),
+    "block": tiny_settings(1, trunk={"kind": "block"} | LAYERS, **BLOCK | PATH),
+    "block-causal-E2": tiny_settings(
+        trunk={"kind": "block", "block": {"causal": True}} | LAYERS, **BLOCK, draft_vocab_size=23
+    ),
+    "block-dflash": tiny_settings(
+        1,
+        trunk={
+            "kind": "block",
+            "block": {"reads_feature": False, "predicts_from": "masks", "mask_token": 5},
+            "qk_norm": True,
+        }
+        | LAYERS,
+        output_norm="head",
+        **BLOCK,
+    ),
+    "block-dspark": tiny_settings(
+        1,
+        trunk={"kind": "block", "block": {"reads_feature": False}},
+        draft_vocab_size=23,
+        path_rank=5,
+        **BLOCK | {"path": "tables"},
+    ),
+    "block-mixture-E2": tiny_settings(
+        layers=(1, 2, 3),
+        mixture="per_layer",
+        trunk={"kind": "block"} | LAYERS | FUSED | {"kind": "block"},
+        path_rank=4,
+        **BLOCK | PATH,
+    ),
+    "block-kv-E4-sum": tiny_settings(
+        4, "sum", trunk={"kind": "block"}, **BLOCK | PATH | {"source": "kv"}
+    ),
+    "masks-path": tiny_settings(parallel_levels=3, trunk=FEEDBACK, **MASKS | PATH),
+    "moa-path-E4-few-tokens": tiny_settings(4, parallel_levels=2, draft_vocab_size=23, **PATH),
+    "gumiho-path": tiny_settings(1, parallel_levels=5, trunk=FEEDBACK | LAYERS, **BRANCH | PATH),
     "hybrid-sum-hidden-fused": tiny_settings(
         combine="sum", trunk=HYBRID | {"fusion_layers": (0, 2)}, source="hidden", layers=(3, 1)
     ),

@@ -105,7 +105,7 @@ def _log_probs(drafter: JakiroDrafter, target: TargetAdapter, tokens: Tensor) ->
         slots = torch.arange(count).expand(batch, -1)
         state = drafter.state_sources.read(cache, slots)
     encoded = list(drafter.encode_memory(state, slots))
-    memory = None if drafter.memory_encoder is None else KV(encoded.pop(0), encoded.pop(0))
+    memory = () if drafter.memory_encoder is None else (KV(encoded.pop(0), encoded.pop(0)),)
     previous = encoded[0][:, 0, :-1] if encoded else None
     causal = torch.ones(count, count, dtype=torch.bool).tril().expand(batch, 1, -1, -1)
     inputs = TrunkInputs(previous, memory, causal[:, :, :-1])

@@ -31,7 +31,7 @@ def test_a_trunk_has_the_network_between_its_two_kinds_of_attention() -> None:
     assert trunk.feed_forward is not None
     assert trunk.cross_attention is not None
     kv = trunk.cross_attention.kv(memory, positions)
-    inputs = TrunkInputs(memory=kv, mask=mask)
+    inputs = TrunkInputs(memory=(kv,), mask=mask)
     stream = trunk.feed_forward(trunk.self_attention(embeddings, positions, mask))
     expected = trunk.cross_attention(stream, positions, kv, mask)
     got = trunk(embeddings, positions, mask, inputs)

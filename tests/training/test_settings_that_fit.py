@@ -22,7 +22,10 @@ MOA = {"kind": "moa"}
 @pytest.mark.parametrize(
     ("drafter", "message"),
     [
-        ({"trunk": MOA | {"fusion_layers": [1]}}, "fusion_layers can be set only if trunk.kind is"),
+        (
+            {"trunk": MOA | {"fusion_layers": [1]}},
+            "fusion_layers can be set only if the trunk reads features",
+        ),
         (
             {"trunk": {"num_heads": 3, "num_kv_heads": 2}},
             "num_heads must be a multiple of num_kv_heads",

@@ -21,7 +21,7 @@ _MOMENTUM = 0.95
 ADAMW_SHARE = 0.15  # ratio of AdamW's learning rate to Muon's when both are used
 
 # Parameters that map to scores of experts or tokens, gains of norms for several layers, and inputs.
-_NO_HIDDEN_LAYER = ("router", "own_head", "state_norm", "level_masks")
+_NO_HIDDEN_LAYER = ("router", "own_head", "state_norm", "mixture", "level_masks")
 
 
 def orthogonalize(

@@ -25,7 +25,7 @@ from training.loop.trainer import Trainer
 from training.module import TargetReader, move_target
 from training.processes import Interruption, Processes, explain_exhaustion
 from training.setup.adapters import add_adapters
-from training.setup.initialization import initialize, is_fitted
+from training.setup.initialization import initialize, reads_data
 from training.setup.preparation import RunInputs, length_of
 from training.target_states.store import TargetStateStore, open_target_states
 
@@ -127,7 +127,7 @@ class Run:
             torch.manual_seed(settings.seed)  # every process needs the same weights
             drafter = inputs.build_drafter()
         batches = None
-        if self._checkpoints.latest() is None and is_fitted(settings, inputs.target):
+        if self._checkpoints.latest() is None and reads_data(settings):
             move_target(inputs.target, self._processes.device, needs_layers=True)
             batches = sampler.first_batches(settings.initialize.fit_tokens)
         initialize(drafter, settings, inputs.target, inputs.start, batches)

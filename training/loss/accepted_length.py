@@ -29,9 +29,10 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from jakiro.experts import ExpertsOutput, joint_log_probs, posterior_log_weights
+from training.loss.anchors import AnchorRule
 from training.loss.batch import Batch, Examples, gather_examples
 from training.loss.heads import Heads
-from training.loss.objectives import LossTerms
+from training.loss.objectives import LossTerms, on_batch
 from training.loss.settings import ObjectiveSettings
 from training.loss.vocab_losses import at_token
 
@@ -78,18 +79,76 @@ def _chunk(heads: Heads, features: Tensor, log_weights: Tensor, next_tokens: Ten
     return torch.stack(levels, dim=1)
 
 
+def draft_paths(
+    samples: Sequence[Float[Tensor, "batch length levels"]], batch: Batch, crosses_samples: bool
+) -> list[tuple[Float[Tensor, "n depths"], Bool[Tensor, "n depths"]]]:
+    """Return values along the draft path below each position, and whether each depth exists.
+
+    If sample s drafts at the distance s + 1 from the last verified token, as in a rollout, there is
+    one path for all samples. With two samples and one parallel level, it consists of
+
+        depth           1                2                    3
+        sample          0, at i          1, at i + 1          1, at i + 1
+        level           0                0                    1
+
+    With other anchors, those of neighboring positions differ, so that a path consists only of the
+    levels of one position, and each sample has paths of its own.
+
+    Args:
+        samples: the values of each anchor sample.
+        crosses_samples: whether the anchors of sample s have the distance s + 1.
+    """
+    trees = [samples] if crosses_samples else [[sample] for sample in samples]
+    paths = []
+    for sample, passes in enumerate(trees):
+        last = len(passes) - 1
+        depths = [one[..., :1].roll(-step, dims=1) for step, one in enumerate(passes[:-1])]
+        path = torch.cat([*depths, passes[-1].roll(-last, dims=1)], dim=2)
+        exists = torch.stack([batch.targets_exist(1 + d) for d in range(path.shape[2])], dim=2)
+        index = torch.arange(path.shape[1], device=path.device)
+        exists = exists & (index > batch.anchors[:, sample])[..., None]
+        paths.append((path.flatten(0, 1), exists.flatten(0, 1)))
+    return paths
+
+
+def num_depths(rule: AnchorRule, num_levels: int) -> int:
+    """Return the number of depths of the draft paths in batches with such anchors."""
+    return num_levels + (rule.num_samples - 1 if rule.kind == "ttt" else 0)
+
+
+def with_accept_rates(
+    terms: LossTerms,
+    accept: Sequence[Float[Tensor, "batch length levels"]],
+    batch: Batch,
+    crosses_samples: bool,
+) -> LossTerms:
+    """Return the loss terms with the acceptance along draft paths.
+
+    With one candidate at each depth, sampled from the draft distribution, a step of decoding yields
+    1 + a_1 + a_1 a_2 + ... tokens in expectation, where a_d is the probability that the candidate
+    at depth d of the path is accepted, and the text stands for the accepted tokens. A path ends
+    before the first depth that does not exist. Only paths of full length count for the tokens of a
+    step.
+
+    Args:
+        accept: the probabilities for each anchor sample.
+    """
+    paths = draft_paths(accept, batch, crosses_samples)
+    probs, exists = (torch.cat(column) for column in zip(*paths, strict=True))
+    exists = exists.cumprod(dim=1).bool()
+    probs = torch.where(exists, probs, 0.0)
+    tokens = 1 + probs.cumprod(dim=1).sum(dim=1)
+    return terms._replace(
+        accept=probs.sum(dim=0),
+        depth_count=exists.sum(dim=0).float(),
+        path_tokens=torch.where(exists[:, -1], tokens, 0.0).sum(),
+    )
+
+
 class AcceptedLength:
     """The term of a batch, whose trees take candidates from one or several anchor samples.
 
-    In a rollout, pass s drafts at the distance s + 1 from the last verified token. With two passes
-    and one parallel level, the path of the tree below position i consists of
-
-        depth           1                2                    3
-        pass            0, at i          1, at i + 1          1, at i + 1
-        level           0                0                    1
-
-    Without a rollout, the anchors of neighboring positions differ, so that a path consists only of
-    the levels of one position.
+    The trees' paths are those of `draft_paths`, which cross samples in a rollout.
 
     Args:
         settings: weights of the objective; if that of the length is 0, nothing is computed.
@@ -106,37 +165,25 @@ class AcceptedLength:
         """Add an anchor sample."""
         if not self._settings.accepted_length_weight:
             return
-        shape = self._batch.token_ids.shape
         # No value depends on the target's features.
         examples = gather_examples(output, output.features[:, :, 0, 0], self._batch, sample, 1.0)
         of_text = text_log_probs(examples, self._heads, self._settings.chunk_size)
-        whole = of_text.new_zeros(shape.numel(), of_text.shape[1])
-        whole = whole.index_copy(0, examples.indices, of_text)
-        self._log_probs.append(whole.unflatten(0, tuple(shape)))
+        self._log_probs.append(on_batch(of_text, examples, self._batch))
 
     def added_to(self, terms: LossTerms) -> LossTerms:
         """Return the loss terms of all anchor samples, with this term subtracted from the loss."""
         if not self._log_probs:
             return terms
-        samples = self._log_probs
-        trees = [samples] if self._is_rolled_out else [[sample] for sample in samples]
-        lengths = [self._lengths(passes, sample) for sample, passes in enumerate(trees)]
-        total = torch.stack([length.sum() for length, _ in lengths]).sum()
+        settings, samples = self._settings, self._log_probs
+        paths = draft_paths(samples, self._batch, self._is_rolled_out)
+        lengths = [
+            expected_accepted_length(*path, settings.accepted_length_children) for path in paths
+        ]
+        total = torch.stack(lengths).sum()
         # The step divides by the number of positions of all samples, several of which a tree spans.
-        weight = self._settings.accepted_length_weight * len(samples) / len(trees)
+        weight = settings.accepted_length_weight * len(samples) / len(paths)
         return terms._replace(
             total=terms.total - weight * total,
             accepted_length=total.detach(),
-            num_trees=torch.stack([count for _, count in lengths]).sum(),
+            num_trees=torch.stack([exists[:, 0] for _, exists in paths]).sum().float(),
         )
-
-    def _lengths(self, passes: Sequence[Tensor], sample: int) -> tuple[Tensor, Tensor]:
-        """Return the lengths below all positions, and the number of positions with a tree."""
-        batch, last = self._batch, len(passes) - 1
-        depths = [one[..., :1].roll(-step, dims=1) for step, one in enumerate(passes[:-1])]
-        path = torch.cat([*depths, passes[-1].roll(-last, dims=1)], dim=2)
-        exists = torch.stack([batch.targets_exist(1 + d) for d in range(path.shape[2])], dim=2)
-        index = torch.arange(path.shape[1], device=path.device)
-        exists = exists & (index > batch.anchors[:, sample])[..., None]
-        count, children = exists[..., 0].sum().float(), self._settings.accepted_length_children
-        return expected_accepted_length(path.flatten(0, 1), exists.flatten(0, 1), children), count

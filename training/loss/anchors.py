@@ -37,15 +37,18 @@ class AnchorRule:
 
     Attributes:
         num_levels: number A of autoregressive levels in the drafter's schedule.
+        num_roots: for kind "roots", the largest number of positions of a sequence that are drafted;
+            None for all that have a target.
         near_share: share of the sampled anchors whose distance occurs in decoding.
         far_share: share of the documents with far anchors, for each anchor sample.
     """
 
-    kind: Literal["drafting", "blocks", "previous", "ttt"]
+    kind: Literal["drafting", "blocks", "previous", "ttt", "roots"]
     num_levels: int
     num_samples: int = 1
     near_share: float = NEAR_SHARE
     far_share: float = 0.0
+    num_roots: int | None = None
 
     def anchors(
         self, document_starts: Indices, seed: tuple[int, ...], is_response: Mask | None = None
@@ -59,6 +62,9 @@ class AnchorRule:
                 anchors are selected; None if this is unknown.
         """
         samples = range(self.num_samples)
+        if self.kind == "roots":
+            roots = root_anchors(document_starts, is_response, self.num_roots, (*seed, 0))
+            return roots[None]
         sampled = [self._sample(document_starts, seed, sample) for sample in samples]
         if self.far_share:
             sampled = [
@@ -77,7 +83,7 @@ class AnchorRule:
                 return sample_blocks(starts, self.num_levels, (*seed, sample), self.near_share)
             case "previous":
                 return previous_anchors(starts)
-            case "ttt":
+            case _:
                 return ttt_anchors(starts, 1 + sample)
 
 
@@ -151,6 +157,29 @@ def ttt_anchors(document_starts: Indices, distance: int) -> Indices:
     index = np.arange(len(document_starts))
     anchors = index - distance
     return np.where(anchors >= document_starts, anchors, index)
+
+
+def root_anchors(
+    document_starts: Indices, is_response: Mask | None, count: int | None, seed: tuple[int, ...]
+) -> Indices:
+    """Return the anchor i - 1 for `count` random roots i of blocks, and i for all other indices.
+
+    The next token of a root is a token of a response. A block trunk drafts at roots only.
+
+    Args:
+        is_response: whether each token belongs to a response, shape [length]; None if all do.
+        count: largest number of roots; None for all possible ones.
+    """
+    index = np.arange(len(document_starts))
+    is_next = np.ones(len(index) - 1, bool) if is_response is None else is_response[1:]
+    has_target = np.append(is_next & (document_starts[1:] == document_starts[:-1]), False)
+    possible = np.flatnonzero((index > document_starts) & has_target)
+    if count is not None and len(possible) > count:
+        random = np.random.default_rng(np.random.SeedSequence(seed))
+        possible = random.choice(possible, count, replace=False)
+    anchors = index.copy()
+    anchors[possible] -= 1
+    return anchors
 
 
 def with_far_anchors(

@@ -59,9 +59,59 @@ def draft_all_positions(
             not be kept; this does not change the gradients.
     """
     halves = _Halves.of(drafter, recompute)
-    if drafter.trunk.feature_input is None:
-        return _from_memory(drafter, halves, view, batch, tail)
-    return _roll_out(drafter, halves, view, batch, tail)
+    if drafter.trunk.memory_norm is not None:
+        outputs = _draft_blocks(drafter, halves, view, batch)
+    elif drafter.trunk.feature_input is None:
+        outputs = _from_memory(drafter, halves, view, batch, tail)
+    else:
+        outputs = _roll_out(drafter, halves, view, batch, tail)
+    if drafter.path_features is None:
+        yield from outputs
+        return
+    following = _following_embeddings(view.embeddings, len(drafter.path_features.shifts))
+    for output in outputs:
+        yield drafter.path_features.below(output, following)
+
+
+def _following_embeddings(
+    embeddings: Float[Tensor, "batch length hidden"], count: int
+) -> Float[Tensor, "batch length count hidden"]:
+    """Return the embeddings of the `count` tokens after each position.
+
+    At the end of a document, these are embeddings of other tokens. Levels that read them have no
+    target and no loss.
+    """
+    following = [embeddings.roll(-ahead, dims=1) for ahead in range(1, count + 1)]
+    return torch.stack(following, dim=2)
+
+
+def _draft_blocks(
+    drafter: JakiroDrafter, halves: _Halves, view: TargetView, batch: Batch
+) -> Iterator[ExpertsOutput]:
+    """Draft a block at each root, a position that is not its own anchor; zeros elsewhere.
+
+    A root and the masks behind it attend to each other and to memory up to the anchor.
+    """
+    encoded = halves.encode_memory(view.state, batch.positions)
+    index = torch.arange(batch.token_ids.shape[1], device=batch.token_ids.device)
+    sequence = torch.arange(len(batch.anchors), device=index.device)[:, None]
+    for sample in range(batch.anchors.shape[1]):
+        is_root = batch.anchors[:, sample] < index
+        # On the meta device, where values are unknown, all positions are roots.
+        count = len(index) if is_root.is_meta else max(1, int(is_root.sum(dim=1).max()))
+        columns = is_root.int().argsort(dim=1, descending=True, stable=True)[:, :count]
+
+        inputs = _memory_inputs(drafter, encoded, batch, sample)
+        assert inputs.mask is not None
+        inputs = inputs._replace(mask=inputs.mask[sequence, 0, columns].unsqueeze(1))
+        if drafter.trunk.feature_input is not None:
+            previous = _shift(encoded[-1].squeeze(1), batch)
+            inputs = inputs._replace(previous=previous[sequence, columns])
+        mask = torch.eye(count, dtype=torch.bool, device=index.device)
+        mask = mask.expand(len(columns), 1, -1, -1)
+        at_roots = (part[sequence, columns] for part in (view.embeddings, batch.positions))
+        output = halves.draft(*at_roots, mask, inputs)
+        yield output.scattered(columns, len(index))
 
 
 def _from_memory(
@@ -136,11 +186,13 @@ def _memory_inputs(
     drafter: JakiroDrafter, encoded: tuple[Tensor, ...], batch: Batch, sample: int
 ) -> TrunkInputs:
     """Return the memory with a mask that ends at each position's anchor, if the trunk reads it."""
-    if drafter.trunk.cross_attention is None:
+    count = len(drafter.trunk.memory_shapes)
+    if not count:
         return TrunkInputs()
     index = torch.arange(batch.token_ids.shape[1], device=batch.token_ids.device)
     verified = same_document(batch.documents) & (index <= batch.anchors[:, sample, :, None])
-    return TrunkInputs(memory=KV(*encoded[:2]), mask=verified.unsqueeze(1))
+    memory = tuple(map(KV, encoded[:count:2], encoded[1:count:2]))
+    return TrunkInputs(memory=memory, mask=verified.unsqueeze(1))
 
 
 class _EarlierKV:

@@ -109,6 +109,10 @@ class LossTerms(NamedTuple):
     num_positions: Float[Tensor, ""]  # number of positions that carry a loss
     accepted_length: Float[Tensor, ""]  # sum of the expected accepted lengths of trees
     num_trees: Float[Tensor, ""]  # number of these trees; 0 if the lengths are not computed
+    # Along the draft paths (`training.loss.accepted_length`):
+    accept: Float[Tensor, " depths"]  # sum of the probabilities that a draft is accepted
+    depth_count: Float[Tensor, " depths"]  # number of paths that are at least this long
+    path_tokens: Float[Tensor, ""]  # sum of the tokens of a step on the paths of full length
 
 
 def drafter_loss(
@@ -118,8 +122,11 @@ def drafter_loss(
     sample: int,
     heads: Heads,
     settings: ObjectiveSettings,
-) -> LossTerms:
+) -> tuple[LossTerms, Float[Tensor, "batch length levels"]]:
     """Return the loss of one anchor sample (an anchor for every position), as sums over positions.
+
+    The second result is the probability that a draft is accepted, at each position and level. The
+    sums along draft paths, which may cross samples, are left to `with_accept_rates`.
 
     Args:
         goals: features and states of the frozen target, to be predicted at every position.
@@ -128,16 +135,19 @@ def drafter_loss(
         output, goals.features, batch, sample, settings.distance_decay, goals.normalizers
     )
     importance = torch.where(examples.valid, examples.weight[:, None], 0.0)
-    importance = importance * _level_weights(examples, settings)
+    if settings.level_weights == "decay":
+        importance = importance * _level_weights(examples, settings)
     has_choice = settings.multiple_choice_weight > 0
-    scale = TermWeights(settings.token_weight, settings.multiple_choice_weight)
+    scale = TermWeights()
+    if has_choice:
+        scale = TermWeights(settings.token_weight, settings.multiple_choice_weight)
     token, results = compare_distributions(
         examples,
         importance,
         heads,
         settings.token_loss,
         settings.chunk_size,
-        scale if has_choice else TermWeights(),
+        scale._replace(by_level=settings.level_weights),
     )
     token = token if has_choice else settings.token_weight * token
     features = examples.features.float()
@@ -161,7 +171,17 @@ def drafter_loss(
             part.flatten(0, 1)[examples.indices].float().unsqueeze(1) for part in pair
         )
     feature = smooth_l1_loss(regressed, regressand, reduction="none").mean(dim=-1)
-    return _weigh(examples, results, token, feature, torch.stack(contrast, dim=1), settings)
+    terms = _weigh(examples, results, token, feature, torch.stack(contrast, dim=1), settings)
+    return terms, on_batch(results.accept, examples, batch)
+
+
+def on_batch(
+    values: Float[Tensor, "n levels"], examples: Examples, batch: Batch
+) -> Float[Tensor, "batch length levels"]:
+    """Return values of the gathered positions in the shape of the batch, with 0 at the others."""
+    shape = batch.token_ids.shape
+    whole = values.new_zeros(shape.numel(), values.shape[1])
+    return whole.index_copy(0, examples.indices, values).unflatten(0, tuple(shape))
 
 
 def _level_weights(examples: Examples, settings: ObjectiveSettings) -> Float[Tensor, " levels"]:
@@ -199,6 +219,9 @@ def _weigh(
         num_positions=examples.valid[:, 0].sum().float(),
         accepted_length=torch.zeros_like(token),
         num_trees=torch.zeros_like(token),
+        accept=torch.zeros_like(token),
+        depth_count=torch.zeros_like(token),
+        path_tokens=torch.zeros_like(token),
     )
 
 

@@ -9,7 +9,8 @@ from jakiro.utils.settings import Settings
 # Logits that are divided by this temperature are still finite in float32.
 _LEAST_TEMPERATURE = 0.001
 
-TokenLoss = Literal["cross_entropy", "kl", "reverse_kl", "total_variation"]
+TokenLoss = Literal["cross_entropy", "kl", "reverse_kl", "total_variation", "ce_tv", "lk_hybrid"]
+LevelWeights = Literal["decay", "dpace"]
 
 
 class ObjectiveSettings(Settings):
@@ -19,7 +20,9 @@ class ObjectiveSettings(Settings):
     """Weight of the token loss, a distance between draft distribution and target distribution."""
     token_loss: TokenLoss = "cross_entropy"
     """Measure of the distance between draft distribution and target distribution; kl has the same
-    gradients as cross_entropy."""
+    gradients as cross_entropy. ce_tv is 0.1 cross_entropy + 0.9 total_variation, as in DSpark
+    (arXiv 2607.05147). lk_hybrid (arXiv 2602.23881) moves from kl to total_variation, the more the
+    draft distribution overlaps with the target's."""
     token_temperature: float = Field(1.0, ge=0, allow_inf_nan=False)
     """Temperature of both distributions in the token loss, such as the temperature at which the
     drafter will be used. At 0, the draft distribution at temperature 1 learns the target's most
@@ -37,6 +40,11 @@ class ObjectiveSettings(Settings):
     feature from those of other positions."""
     balance_weight: float = Field(0.01, ge=0)
     """Weight of the loss that balances the load of the experts."""
+    level_weights: LevelWeights = "decay"
+    """How the losses of tokens are weighted by level: decay has the constants parallel_weight and
+    level_decay; with dpace (arXiv 2605.18810), a level has more weight the more probable the draft
+    makes the tokens of the text up to it, and the more levels follow. Features and their contrast
+    always have the constants."""
     parallel_weight: float = Field(0.5, ge=0)
     """Weight of the losses of each parallel level, relative to the losses of the autoregressive
     level."""

@@ -10,7 +10,7 @@ from torch import Tensor
 from jakiro.experts import joint_log_probs, posterior_log_weights
 from training.loss.batch import Examples, Normalizers
 from training.loss.heads import LOWEST, Heads
-from training.loss.settings import TokenLoss
+from training.loss.settings import LevelWeights, TokenLoss
 
 
 def token_losses(
@@ -26,9 +26,12 @@ def token_losses(
     - "reverse_kl": `sum q (log q - log p)`, which favors one mode of p instead of covering all
       modes
     - "total_variation": `sum |p - q| / 2`, the probability that a single draft token is rejected
+    - "ce_tv": 0.1 "cross_entropy" + 0.9 "total_variation", as in DSpark (arXiv 2607.05147)
+    - "lk_hybrid" (arXiv 2602.23881): l "kl" + (1 - l) (1 - a), where a is the probability that a
+      draft token is accepted (`accept_probs`), and l = exp(-3 a) has no gradient
 
     With a draft vocabulary, the sums run over the tokens of that vocabulary. The probability that p
-    gives to all other tokens affects only "total_variation", as a probability of rejection. If p
+    gives to all other tokens affects "total_variation" and a, as a probability of rejection. If p
     gives the draft vocabulary the probability m, "kl" is at least m log m, and "reverse_kl" is at
     least -log m.
 
@@ -45,6 +48,37 @@ def token_losses(
         case "total_variation":
             outside = (1 - target.exp().sum(dim=-1)).clamp(min=0)
             return ((target.exp() - draft.exp()).abs().sum(dim=-1) + outside) / 2
+        case "ce_tv":
+            likelihood = token_losses("cross_entropy", target, draft)
+            return 0.1 * likelihood + 0.9 * token_losses("total_variation", target, draft)
+        case "lk_hybrid":
+            accept = accept_probs(target, draft)
+            share = torch.exp(-3 * accept.detach())
+            return share * token_losses("kl", target, draft) + (1 - share) * (1 - accept)
+
+
+def accept_probs(
+    target: Float[Tensor, "n vocab"], draft: Float[Tensor, "n vocab"]
+) -> Float[Tensor, " n"]:
+    """Return `sum min(p, q)`: the probability that a token sampled from q is accepted.
+
+    Args:
+        target: log-probabilities log p of the draft vocabulary; other tokens are rejected.
+    """
+    return torch.minimum(target, draft).exp().sum(dim=-1)
+
+
+def dpace_weights(
+    text_probs: Float[Tensor, "n levels"], exists: Bool[Tensor, "n levels"]
+) -> Float[Tensor, "n levels"]:
+    """Return D-PACE's weight (arXiv 2605.18810) of each level, without a gradient.
+
+    With s = (1 + q) / 2 for the draft probability q of the text's token, the weight of level k is
+    the sum of s_0 ... s_j over the levels j >= k. A level that does not exist ends the path: it and
+    those behind it have the weight 0.
+    """
+    reached = torch.where(exists, (1 + text_probs.detach()) / 2, 0.0).cumprod(dim=1)
+    return reached.flip(1).cumsum(dim=1).flip(1)
 
 
 def choice_losses(
@@ -68,10 +102,11 @@ def choice_losses(
 
 
 class TermWeights(NamedTuple):
-    """Weights of the two losses of tokens in their sum."""
+    """Weights of the two losses of tokens in their sum, and how this is weighted by level."""
 
     token: float = 1.0
     choice: float = 0.0
+    by_level: LevelWeights = "decay"
 
 
 class TokenResults(NamedTuple):
@@ -79,6 +114,8 @@ class TokenResults(NamedTuple):
 
     Attributes:
         weights: mixture weights of the components: the prior at level 0, then the posterior.
+        accept: probability, at temperature 1, that a token sampled from the draft is accepted.
+        text_prob: draft probability of the text's next token at temperature 1.
     """
 
     token_loss: Float[Tensor, "n levels"]
@@ -86,6 +123,8 @@ class TokenResults(NamedTuple):
     target_best: Int[Tensor, "n levels"]
     correct: Bool[Tensor, "n levels"]
     weights: Float[Tensor, "n levels components"]
+    accept: Float[Tensor, "n levels"]
+    text_prob: Float[Tensor, "n levels"]
 
 
 def compare_distributions(
@@ -102,7 +141,8 @@ def compare_distributions(
     the distributions of only one chunk are in memory at a time.
 
     Args:
-        importance: weight of each loss in the sum; a loss with weight 0 is ignored.
+        importance: weight of each loss in the sum; a loss with weight 0 is ignored. With `dpace`,
+            the weights by level are multiplied by it, and a level with weight 0 does not exist.
     """
     features, log_weights = examples.features, examples.log_weights
     kept = examples.normalizers or ()
@@ -183,9 +223,9 @@ def _chunk(
     results = _token_results(
         heads, kind, *inputs, targets, next_tokens, weights.choice > 0, of_target
     )
-    loss = results.token_loss
-    if weights != TermWeights():
-        loss = weights.token * loss + weights.choice * results.choice_loss
+    loss = weights.token * results.token_loss + weights.choice * results.choice_loss
+    if weights.by_level == "dpace":
+        importance = importance * dpace_weights(results.text_prob, importance > 0)
     total = torch.where(importance > 0, loss * importance, 0.0).sum()
     slopes = torch.autograd.grad(total, (*inputs, *heads.parameters)) if learns else ()
     return total.detach(), TokenResults(*(part.detach() for part in results)), slopes
@@ -214,14 +254,19 @@ def _token_results(
             guess = drafted[guess]
         loss = token_losses(kind, target_probs, heads.process_draft(blended))
         choice, used = torch.zeros_like(loss), weights
-        is_last = level + 1 == features.shape[1]
-        if has_choice or not is_last:
-            of_text = at_token(joint, next_tokens[:, level], drafted)
+        of_text = at_token(joint, next_tokens[:, level], drafted)
+        with torch.no_grad():
+            if heads.temperature != 1:
+                # Normalizers at temperature 0 are those of temperature 1; others do not apply.
+                of_level = of_level if heads.keeps_logits else None
+                target_probs, _ = heads.at(1).log_probs_of_target(targets[:, level], of_level)
+            accept = accept_probs(target_probs, blended)
+            text_prob = of_text.exp().sum(dim=1)
         if has_choice:
             choice = choice_losses(of_text, weights)
-        if not is_last:
+        if level + 1 < features.shape[1]:
             weights = posterior_log_weights(of_text, weights)
-        levels.append((loss, choice, best, best == guess, used.exp()))
+        levels.append((loss, choice, best, best == guess, used.exp(), accept, text_prob))
     return TokenResults(*(torch.stack(column, dim=1) for column in zip(*levels, strict=True)))
 
 

@@ -13,9 +13,8 @@ its own predictions of f. Therefore, two maps are fitted together, `A e_i + B f_
 initialized with the least-squares solution E of `B E u = C u`.
 """
 
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
-from functools import reduce
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from operator import add
 from typing import NamedTuple
 
@@ -147,59 +146,70 @@ class _Sums(NamedTuple):
 
 
 @torch.no_grad()
-def fit_layer(
+def fit_layers(
     drafter: JakiroDrafter,
     target: TargetAdapter,
-    index: int,
-    feed_forward: LayerFeedForward | None,
+    indices: Sequence[int],
+    feed_forwards: Sequence[LayerFeedForward | None],
     batches: Iterable[Batch],
-) -> LayerFit:
-    """Return the fit of a layer of the target, computed over the given batches.
+) -> list[LayerFit]:
+    """Return the fits of successive layers of the target, computed over the given batches.
+
+    All have the scale of the last of them, whose output is what the drafter predicts.
 
     Args:
-        index: negative index of the layer, from the end: the last layer, or the last one before
-            the drafter's tail layers.
-        feed_forward: weights of the layer's feed-forward part; None to leave out the strengths of
+        indices: negative indices of the layers, from the end: up to the last layer, or the last one
+            before the drafter's tail layers.
+        feed_forwards: weights of each layer's feed-forward part; None to leave out the strengths of
             its units.
     """
-    layer = layers_of(target)[index]
-    parts = (
-        _sums_of(drafter, target, layer, feed_forward, batch.to(target.device)) for batch in batches
-    )
-    sums = reduce(add, parts)
-    if not all(bool(part.isfinite().all()) for part in sums):
+    layers = [layers_of(target)[index] for index in indices]
+    downs = [None if part is None else part.module for part in feed_forwards]
+    sums: list[_Sums] = []
+    for batch in batches:
+        of_batch = _sums_of(drafter, target, layers, downs, batch.to(target.device))
+        sums = list(map(add, sums, of_batch)) if sums else of_batch
+    if not all(bool(part.isfinite().all()) for layer in sums for part in layer):
         raise NumericalError(
             "hidden states of the target are not finite on the first training sequences",
             remedy="choose another target.dtype, or set initialize.fit_tokens to 0",
         )
-    return _solve(sums, target.spec.hidden_size, feed_forward)
+    scale, hidden = _scale_of(sums[-1]), target.spec.hidden_size
+    pairs = zip(sums, feed_forwards, strict=True)
+    return [_solve(of_layer, scale, hidden, feed_forward) for of_layer, feed_forward in pairs]
 
 
 def _sums_of(
     drafter: JakiroDrafter,
     target: TargetAdapter,
-    layer: nn.Module,
-    feed_forward: LayerFeedForward | None,
+    layers: Sequence[nn.Module],
+    downs: Sequence[nn.Module | None],
     batch: Batch,
-) -> _Sums:
-    down = None if feed_forward is None else feed_forward.module
-    with observe(layer, down) as seen:
+) -> list[_Sums]:
+    with ExitStack() as stack:
+        each = [stack.enter_context(observe(*pair)) for pair in zip(layers, downs, strict=True)]
         drafted = read_positions(drafter, target, batch)
     is_used = (batch.positions > 0) & (batch.documents >= 0)
-    parts = {name: part[is_used].float() for name, part in seen.items()}
-    inputs, outputs = parts["inputs"], parts["outputs"]
-    predicted = outputs if drafted.predicted is None else drafted.predicted[is_used].float()
     read = _columns(drafted, is_used)
-    wanted = inputs if drafted.fused is None else inputs.repeat(2, 1)
-    return _Sums(
-        num_tokens=is_used.sum(),
-        read=read.T @ read,
-        wanted=read.T @ wanted,
-        inputs=inputs.square().sum(0),
-        outputs=outputs.square().sum(0),
-        predicted=(outputs * predicted).sum(0),
-        units=parts.get("units", inputs[:, :0]).square().sum(0),
-    )
+    products = read.T @ read
+    sums = []
+    for seen in each:
+        parts = {name: part[is_used].float() for name, part in seen.items()}
+        inputs, outputs = parts["inputs"], parts["outputs"]
+        predicted = outputs if drafted.predicted is None else drafted.predicted[is_used].float()
+        wanted = inputs if drafted.fused is None else inputs.repeat(2, 1)
+        sums.append(
+            _Sums(
+                num_tokens=is_used.sum(),
+                read=products,
+                wanted=read.T @ wanted,
+                inputs=inputs.square().sum(0),
+                outputs=outputs.square().sum(0),
+                predicted=(outputs * predicted).sum(0),
+                units=parts.get("units", inputs[:, :0]).square().sum(0),
+            )
+        )
+    return sums
 
 
 def _columns(
@@ -220,8 +230,10 @@ def _columns(
     return torch.cat((pad(columns, (0, fused.shape[1])), torch.cat(with_fused, dim=1)))
 
 
-def _solve(sums: _Sums, hidden: int, feed_forward: LayerFeedForward | None) -> LayerFit:
-    scale, size = _scale_of(sums), 2 * hidden + 1
+def _solve(
+    sums: _Sums, scale: Tensor, hidden: int, feed_forward: LayerFeedForward | None
+) -> LayerFit:
+    size = 2 * hidden + 1
     squares = sums.read.diagonal()
     has_fused = len(squares) > size
     fitted = torch.linalg.solve(sums.read + _ridge_of(squares, hidden).diag(), sums.wanted)

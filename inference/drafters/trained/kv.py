@@ -96,10 +96,11 @@ class TreeTrunkInputs:
         self._kept, self._tokens, self._num_earlier = kept, tokens, model.num_earlier
         self._recent: Tensor | None = None  # embeddings of the last tokens of each branch
         self._reads_features = model.trunk.feature_input is not None
-        self._memory: KV | None = None
-        if model.trunk.cross_attention is not None:
-            self._memory = KV(*kept.prefix(highest)[:2])
-            slots = token_slots(0, self._memory.keys.shape[2], 1, lengths.device)
+        self._memory: tuple[KV, ...] = ()
+        if count := len(model.trunk.memory_shapes):
+            kept_kv = kept.prefix(highest)[:count]
+            self._memory = tuple(map(KV, kept_kv[::2], kept_kv[1::2]))
+            slots = token_slots(0, self._memory[0].keys.shape[2], 1, lengths.device)
             self._is_verified = slots < lengths[:, None]
 
     def of(
@@ -112,7 +113,7 @@ class TreeTrunkInputs:
         """Return the trunk inputs of the nodes of a frontier."""
         previous = self._previous(positions, frontier, last) if self._reads_features else None
         earlier = self._earlier(embeddings, positions, frontier)
-        if self._memory is None:
+        if not self._memory:
             return TrunkInputs(previous, earlier=earlier)
         mask = self._is_verified[:, None, None].expand(-1, -1, positions.shape[1], -1)
         return TrunkInputs(previous, self._memory, mask, earlier)

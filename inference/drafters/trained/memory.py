@@ -55,8 +55,10 @@ def row_dtype(drafter: JakiroDrafter) -> RowDtype:
 
 
 def _encoders(drafter: JakiroDrafter) -> Iterator[nn.Module]:
-    attention = drafter.trunk.cross_attention
+    trunk, attention = drafter.trunk, drafter.trunk.cross_attention
     encoders = (drafter.memory_encoder, drafter.feature_encoder)
     yield from (module for module in encoders if module is not None)
     if attention is not None:
         yield from (attention.memory_norm, attention.key_value)
+    if trunk.memory_norm is not None:
+        yield from (trunk.memory_norm, *(layer.project for layer in trunk.self_attentions))

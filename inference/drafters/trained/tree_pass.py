@@ -71,11 +71,29 @@ class TreePass:
         """Return the log-probabilities of the next level from a pass of the trunk."""
         output = self.output = self._run_drafter(depth, frontier)
         self.log_weights = output.log_weights
+        if self.cache.model.knows_path or depth < self.num_passes:
+            token_ids = self.root if frontier is None else frontier.token_ids
+            return self._below(output.features[:, :, 0], token_ids, level=0)
         # The last pass predicts all its levels at once, so that the head's weights are read from
         # memory only once.
-        levels = output.features.shape[2] if depth == self.num_passes else 1
-        self.level_log_probs = self.head.log_probs(output.features[:, :, :levels])
+        self.level_log_probs = self.head.log_probs(output.features)
         return self.level_log_probs[:, :, 0]
+
+    def _below(
+        self,
+        features: Float[Tensor, "batch f components hidden"],
+        token_ids: Int[Tensor, "batch f"],
+        level: int,
+    ) -> Float[Tensor, "batch f components drafted"]:
+        """Return the log-probabilities of a level below the nodes with these tokens."""
+        model = self.cache.model
+        if model.path_features is not None and level:
+            embeddings = self.head.target.embed(token_ids).to(model.dtype)
+            features = features + model.path_features(embeddings, level).unsqueeze(2)
+        if model.path_tables is None:
+            return self.head.log_probs(features)
+        logits = self.head.logits(features) + model.path_tables(token_ids).unsqueeze(2)
+        return logits.log_softmax(dim=-1, dtype=torch.float32)
 
     def _read_parallel(self, level: int, frontier: TreeLevel) -> Tensor:
         """Return the log-probabilities of a parallel level, and update the experts' weights."""
@@ -84,7 +102,11 @@ class TreePass:
         at_token = self.last_joint[sequence, origin, :, frontier.columns]
         self.log_weights = posterior_log_weights(at_token, self.log_weights[sequence, origin])
         self.ancestor = origin if level == 1 else self.ancestor[sequence, origin]
-        return self.level_log_probs[sequence, self.ancestor, level]
+        if not self.cache.model.knows_path:
+            return self.level_log_probs[sequence, self.ancestor, level]
+        assert self.output is not None
+        features = self.output.features[sequence, self.ancestor, level]
+        return self._below(features, frontier.token_ids, level)
 
     def _run_drafter(self, depth: int, frontier: TreeLevel | None) -> ExpertsOutput:
         token_ids = self.root if frontier is None else frontier.token_ids
@@ -97,12 +119,16 @@ class TreePass:
         stores = self.cache.write_through(slots, self.num_visible, start)
         mask = self.mask = self._mask(slots, frontier)
         embeddings = self.head.target.embed(token_ids).to(model.dtype)
+        seen = mask if model.attends_first else mask & self._is_later
+        if model.trunk.memory_norm is not None:  # nodes of a block attend to themselves and memory
+            seen = torch.eye(count, dtype=torch.bool, device=mask.device).expand(len(mask), -1, -1)
         output: ExpertsOutput = model(
             embeddings,
             positions,
-            (mask if model.attends_first else mask & self._is_later).unsqueeze(1),
+            seen.unsqueeze(1),
             self.inputs.of(embeddings, positions, frontier, self.output),
             stores,
+            has_levels=depth == self.num_passes,
         )
         return self._through_tail(output, positions, slots, mask)
 

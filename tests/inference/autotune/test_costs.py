@@ -29,7 +29,9 @@ def test_a_batch_costs_what_as_many_tokens_cost() -> None:
     assert costs.of_batch(1).verify_seconds(5) == pytest.approx(costs.verify_seconds(5))
 
 
-@pytest.mark.parametrize(("name", "passes"), [("parallel-spec", 3), ("hidden-transfer", 1)])
+@pytest.mark.parametrize(
+    ("name", "passes"), [("parallel-spec", 3), ("hidden-transfer", 1), ("block", 1)]
+)
 def test_a_drafter_that_has_one_pass_is_timed_with_one_pass(name: str, passes: int) -> None:
     target = TargetAdapter(tiny_llama())
     drafter = tiny_drafter(target, VARIANTS[name])

@@ -49,9 +49,13 @@ KINDS = {
     "masks-E2": VARIANTS["masks-E2"],
     "tensor": VARIANTS["tensor"],
     "hidden-transfer": VARIANTS["hidden-transfer"],
+    "block": VARIANTS["block"],
+    "block-mixture-E2": VARIANTS["block-mixture-E2"],
+    "block-dspark": VARIANTS["block-dspark"].model_copy(update={"draft_vocab_size": 5}),
+    "masks-path": VARIANTS["masks-path"],
 }
 # The others are slow tests: their code also runs in these, or in the tests of recorded steps.
-QUICK = {"feedback", "sparse", "tail-1", "draft-vocabulary", "gumiho", "hidden-transfer"}
+QUICK = {"feedback", "sparse", "tail-1", "draft-vocabulary", "gumiho", "hidden-transfer", "block"}
 # The kinds whose sessions differ most in what they keep; the others are slow tests.
 MOST_UNLIKE = mostly_slow(KINDS, quick=["feedback", "tail-1", "gumiho"])
 

@@ -13,6 +13,7 @@ from training.loss.anchors import (
     NEAR_SHARE,
     AnchorRule,
     previous_anchors,
+    root_anchors,
     sample_anchors,
     sample_blocks,
     ttt_anchors,
@@ -169,3 +170,25 @@ def test_far_anchors_stay_in_their_document_and_before_their_positions() -> None
         assert (far >= starts).all()
         assert (far[index > starts] < index[index > starts]).all()
         assert (far[index == starts] == index[index == starts]).all()
+
+
+@given(
+    lengths=st.lists(st.integers(1, 40), min_size=1, max_size=6),
+    count=st.sampled_from([None, 1, 5, 1000]),
+    seed=st.integers(0, 1000),
+)
+def test_roots_are_random_positions_before_tokens_of_responses(
+    lengths: list[int], count: int | None, seed: int
+) -> None:
+    starts = np.repeat(np.cumsum([0, *lengths[:-1]]), lengths)
+    is_response = np.random.default_rng(seed).random(len(starts)) < 0.5
+    anchors = root_anchors(starts, is_response, count, (seed,))
+    index = np.arange(len(starts))
+    roots = np.flatnonzero(anchors < index)
+    assert (anchors[roots] == roots - 1).all()
+    assert (np.delete(anchors, roots) == np.delete(index, roots)).all()
+    same = np.append(starts[1:] == starts[:-1], False)
+    possible = (index > starts) & same & np.append(is_response[1:], False)
+    assert possible[roots].all()
+    assert len(roots) == min(possible.sum(), len(index) if count is None else count)
+    assert (root_anchors(starts, is_response, count, (seed,)) == anchors).all()

@@ -16,6 +16,7 @@ STACKED = ("experts.down", "experts.level_down", "memory_encoder.project_layers.
 
 def _batch(settings: DrafterSettings) -> Batch:
     kind = "ttt" if settings.trunk.reads_features else "blocks"
+    kind = "roots" if settings.trunk.is_block else kind
     batch = random_batch([12, 9], [20])
     starts = (torch.arange(24) - batch.positions).numpy()
     rule = AnchorRule(kind, num_levels=3, num_samples=2)
@@ -30,6 +31,8 @@ def assert_all_is_trained(settings: DrafterSettings) -> None:
     for name, gradient in zip(names, gradients, strict=True):
         if name == "experts.router.weight" and settings.experts.num_experts == 1:
             continue  # the router has no choice
+        if name.startswith("path_tables."):
+            continue  # imported drafters have them, and training refuses them
         assert gradient is not None, name
         assert gradient.isfinite().all(), name
         parts = gradient.flatten(0, 1 if name == "experts.level_down" else 0)

@@ -1,7 +1,7 @@
 """All terms of the objective, and the total, are computed by hand at each position."""
 
 import math
-from typing import NamedTuple
+from typing import NamedTuple, get_args
 
 import pytest
 import torch
@@ -12,8 +12,8 @@ from torch import Tensor
 from jakiro.experts import ExpertsOutput
 from training.loss.batch import Batch
 from training.loss.heads import Heads
-from training.loss.objectives import Goals, LossTerms, drafter_loss
-from training.loss.settings import ObjectiveSettings, TokenLoss
+from training.loss.objectives import Goals, drafter_loss
+from training.loss.settings import LevelWeights, ObjectiveSettings, TokenLoss
 
 BATCH = random_batch([10, 11], [5, 19], [24])
 NUM_LEVELS = 3
@@ -33,6 +33,7 @@ class _Level(NamedTuple):
     """The token loss, the prediction and the goal of a level at one position."""
 
     token: float
+    text_prob: float
     blended: Tensor
     wanted: Tensor
     best: int
@@ -52,17 +53,16 @@ def output() -> ExpertsOutput:
     return ExpertsOutput(torch.randn(*shape, NUM_LEVELS, 2, 32), log_weights, gate)
 
 
-def _losses_of(output: ExpertsOutput, features: Tensor, heads: Heads) -> LossTerms:
-    return drafter_loss(output, Goals(features), BATCH, 0, heads, WEIGHTS)
-
-
+@pytest.mark.parametrize("level_weights", ["decay", "dpace"])
 @torch.no_grad()
 def test_terms_and_total_are_those_of_the_equations(
-    tiny: TinyTraining, output: ExpertsOutput
+    tiny: TinyTraining, output: ExpertsOutput, level_weights: LevelWeights
 ) -> None:
     features = tiny.view(BATCH).features
     heads = tiny.reader(24).heads
-    got = _losses_of(output, features, heads)
+    objective = WEIGHTS.model_copy(update={"level_weights": level_weights})
+    got, _ = drafter_loss(output, Goals(features), BATCH, 0, heads, objective)
+    of_levels, weighted = torch.tensor([1.0, 0.45, 0.8 * 0.45]), 0.0
     token, feature, contrast = torch.zeros(3, NUM_LEVELS).unbind()
     balance, count = 0.0, 0
     for sequence in range(3):
@@ -74,7 +74,11 @@ def test_terms_and_total_are_those_of_the_equations(
         decay = {i: 0.9 ** (i - int(BATCH.anchors[sequence, 0, i]) - 1) for i in levels}
         count += len(levels)
         for i, several in levels.items():
+            shares = [0.5 * level.text_prob + 0.5 for level in several]
+            reached = [math.prod(shares[: j + 1]) for j in range(len(shares))]
             for k, level in enumerate(several):
+                by_level = sum(reached[k:]) if level_weights == "dpace" else float(of_levels[k])
+                weighted += by_level * decay[i] * level.token
                 token[k] += decay[i] * level.token
                 feature[k] += decay[i] * _smooth_l1(level.blended, level.wanted)
                 contrast[k] += decay[i] * _info_nce(i, k, levels)
@@ -85,8 +89,7 @@ def test_terms_and_total_are_those_of_the_equations(
     torch.testing.assert_close(got.contrast, contrast, atol=1e-3, rtol=1e-4)
     assert got.balance.item() == pytest.approx(balance, rel=1e-4)
     assert got.num_positions.item() == count
-    of_levels = torch.tensor([1.0, 0.45, 0.8 * 0.45])
-    total = (of_levels * (0.7 * token + 0.3 * feature + 0.2 * contrast)).sum() + 0.13 * balance
+    total = (of_levels * (0.3 * feature + 0.2 * contrast)).sum() + 0.13 * balance + 0.7 * weighted
     torch.testing.assert_close(got.total, total, atol=1e-2, rtol=1e-4)
 
 
@@ -105,9 +108,10 @@ def _levels_at(
         draft_probs = heads.draft(output.features[sequence, i, k]).softmax(-1)
         loss = -float((target_probs * (weights @ draft_probs).log()).sum())
         blended = weights @ output.features[sequence, i, k]
-        found.append(_Level(loss, blended, wanted, int(target_probs.argmax())))
-        weights = weights * draft_probs[:, BATCH.token_ids[sequence, i + k + 1]]
-        weights = weights / weights.sum()
+        joint = weights * draft_probs[:, BATCH.token_ids[sequence, i + k + 1]]
+        best = int(target_probs.argmax())
+        found.append(_Level(loss, float(joint.sum()), blended, wanted, best))
+        weights = joint / joint.sum()
     return found
 
 
@@ -129,7 +133,7 @@ def _cosine(one: Tensor, other: Tensor) -> float:
     return float(one @ other / (one.norm() * other.norm()))
 
 
-@pytest.mark.parametrize("kind", ["cross_entropy", "kl", "reverse_kl", "total_variation"])
+@pytest.mark.parametrize("kind", get_args(TokenLoss))
 def test_tokens_with_logits_of_minus_infinity_change_nothing(
     tiny: TinyTraining, kind: TokenLoss
 ) -> None:
@@ -152,7 +156,7 @@ def test_tokens_with_logits_of_minus_infinity_change_nothing(
         half = torch.full((*shape, 2), 0.5)
         output = ExpertsOutput(learnt, half.log(), half)
         heads = Heads(head, head)
-        terms = drafter_loss(output, Goals(view.features), batch, 0, heads, objective)
+        terms, _ = drafter_loss(output, Goals(view.features), batch, 0, heads, objective)
         (gradient,) = torch.autograd.grad(terms.total, learnt)
         results.append((terms.total.detach(), gradient))
     assert bool(results[0][1].isfinite().all())

@@ -96,7 +96,7 @@ def test_token_losses_have_the_slope_of_differences(tiny: TinyTraining) -> None:
         output = ExpertsOutput(moved[0], moved[1].log_softmax(-1), torch.full(shape, 0.5))
         only = {"token_weight": 1.0, "feature_weight": 0.0, "contrast_weight": 0.0}
         objective = tiny.objective.model_copy(update=only)
-        return drafter_loss(output, Goals(view.features), BATCH, 0, heads, objective).total
+        return drafter_loss(output, Goals(view.features), BATCH, 0, heads, objective)[0].total
 
     slopes = torch.autograd.grad(total(0.0), (features, scores))
     expected = sum((slope * way).sum() for slope, way in zip(slopes, ways, strict=True))
@@ -123,7 +123,7 @@ def test_a_drafter_that_returns_the_targets_features_agrees_with_it_everywhere(
     shape = (*BATCH.token_ids.shape, 1)
     perfect = ExpertsOutput(ahead.unsqueeze(3), torch.zeros(shape), torch.ones(shape))
     heads = tiny.reader(BATCH.token_ids.shape[1]).heads
-    terms = drafter_loss(perfect, Goals(view.features), BATCH, 0, heads, tiny.objective)
+    terms, _ = drafter_loss(perfect, Goals(view.features), BATCH, 0, heads, tiny.objective)
     assert torch.equal(terms.correct, terms.level_count)
     assert terms.feature.tolist() == [0.0, 0.0]
     log_probs = tiny.target.logits(view.features).log_softmax(-1)
@@ -142,9 +142,9 @@ def test_means_of_the_terms_are_weighted_by_the_decay(decay: float) -> None:
     )
     goals = Goals(torch.randn(*shape, 4))
     settings = ObjectiveSettings(distance_decay=decay)
-    terms = drafter_loss(uniform, goals, BATCH, 0, heads, settings)
+    terms, _ = drafter_loss(uniform, goals, BATCH, 0, heads, settings)
     assert (terms.level_weight < terms.level_count).item() == (decay < 1)
-    meter = Meter(Processes(0, 1, torch.device("cpu")), num_levels=1, num_experts=1)
+    meter = Meter(Processes(0, 1, torch.device("cpu")), num_levels=1, num_experts=1, num_depths=1)
     meter.add(terms, 24)
     means = meter.read()
     assert means["levels"][0]["token"] == pytest.approx(math.log(61), rel=1e-5)

@@ -12,9 +12,11 @@ from helpers.variants import (
     LAYERS,
     MASKS,
     NO_LAYER,
+    PATH,
     PUBLISHED,
     TRANSFER,
     TRIGRAM,
+    VARIANTS,
 )
 from torch import Tensor
 
@@ -60,15 +62,22 @@ VARIETY = {
     ),
     "tensor": tiny_settings(4, trunk=FEEDBACK | NO_LAYER),
     "chimera": tiny_settings(1, trunk=FEEDBACK | TRIGRAM | {"ttt_steps": LEVELS}),
+    "block": VARIANTS["block"],
+    "block-mixture-E2": VARIANTS["block-mixture-E2"],
+    "masks-path": tiny_settings(
+        parallel_levels=3, trunk=FEEDBACK | {"ttt_steps": LEVELS}, **MASKS | PATH
+    ),
 }
 
 
 def levels_of(settings: DrafterSettings) -> int:
     """Return the number of autoregressive levels to learn.
 
-    Hidden Transfer has a single matrix for a level, and no other weights to learn a second level.
+    Hidden Transfer has a single matrix for a level, and no other weights to learn a second level. A
+    block has one pass.
     """
-    return 1 if settings.schedule.parallel_heads == "transfer" else LEVELS
+    is_one = settings.schedule.parallel_heads == "transfer" or settings.trunk.is_block
+    return 1 if is_one else LEVELS
 
 
 def anchors_of(settings: DrafterSettings, step: int) -> Tensor:

@@ -19,7 +19,8 @@ from jakiro.target.cache import TargetState
 from jakiro.utils.settings import dump_settings
 from moa.trunk import Trunk
 from training.ablation.study import Study, StudySettings
-from training.setup.initialization import check_initialization, initialize, start_from, start_memory
+from training.setup.initialization import check_initialization, initialize
+from training.setup.layer_start import start_from, start_memory
 from training.setup.target_layer import is_interleaved, read_attention
 from training.train import train
 

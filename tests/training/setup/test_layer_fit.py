@@ -16,8 +16,9 @@ from peft.tuners.lora import Linear as LoraLinear
 from torch.nn.functional import pad
 
 from jakiro.target.adapter import TargetAdapter
-from training.setup.initialization import is_fitted, scale_to_features
-from training.setup.layer_fit import fit_layer
+from training.setup.initialization import is_fitted
+from training.setup.layer_fit import fit_layers
+from training.setup.layer_start import scale_to_features
 from training.setup.target_layer import (
     LayerAttention,
     LayerFeedForward,
@@ -27,6 +28,7 @@ from training.setup.target_layer import (
 )
 from training.train import train
 
+TWO = {"num_layers": 2}
 TAIL = {"tail_layers": 1, "experts": {"combine": "sum"}, "schedule": {"parallel_levels": 0}}
 
 
@@ -37,7 +39,7 @@ def test_the_fit_is_least_squares_over_all_tokens_but_the_first_of_a_document() 
     drafter = tiny_drafter(target, layer_settings("feedback", 2, 20))
     batches = [random_batch((10, 8), (24,), seed=seed) for seed in range(12)]
     feed_forward = read_feed_forward(target, -1)
-    fit = fit_layer(drafter, target, -1, feed_forward, batches)
+    (fit,) = fit_layers(drafter, target, [-1], [feed_forward], batches)
     read, inputs, outputs, features = _by_hand(target, drafter, batches)
     assert fit.num_tokens == len(read) == 12 * (9 + 7 + 23)
     scale = (features * outputs).sum(0) / outputs.square().sum(0)
@@ -58,7 +60,7 @@ def test_fused_states_are_fitted_beside_features_and_encoded_like_features() -> 
     settings = layer_settings("feedback", 1, 20, tail_layers=1, fusion_layers=(1, 2))
     drafter = tiny_drafter(target, settings)
     batches = [random_batch((24,), seed=seed) for seed in range(12)]
-    fit = fit_layer(drafter, target, -2, None, batches)
+    (fit,) = fit_layers(drafter, target, [-2], [None], batches)
     read, inputs, *_ = _by_hand(target, drafter, batches, layer=-2)
     assert torch.equal(fit.scale, torch.ones(32))
     assert fit.shrinkage == 1.0
@@ -202,9 +204,19 @@ def test_a_run_starts_with_a_fit_of_its_input_and_fits_it_once(
             False,
         ),
         ({"trunk": {"kind": "hybrid"}}, {"attention_layer": "auto"}, False),  # different heads
+        (
+            {"trunk": {"kind": "feedback", **HEADS, "num_layers": 2}},
+            {"attention_layer": "auto"},
+            True,
+        ),
+        (
+            {"trunk": {"kind": "hybrid", **HEADS, "num_layers": 2}},
+            {"attention_layer": "auto"},
+            False,
+        ),
         *(
             ({"trunk": {"kind": "feedback", **HEADS, **form}}, {"attention_layer": "auto"}, False)
-            for form in ({"tokens": "trigram"}, {"num_layers": 2})
+            for form in ({"tokens": "trigram"}, {"num_layers": 0})
         ),
     ],
 )

@@ -14,12 +14,8 @@ from transformers import PreTrainedModel
 from jakiro.target.adapter import TargetAdapter
 from jakiro.target.attention_shape import AttentionShape
 from moa.trunk import Trunk
-from training.setup.initialization import (
-    scale_to_features,
-    start_as_layer,
-    start_from,
-)
 from training.setup.layer_fit import LayerFit
+from training.setup.layer_start import scale_to_features, start_as_layer, start_from
 from training.setup.target_layer import read_attention, read_feed_forward
 
 SHAPE = AttentionShape(**HEADS, rope_theta=10_000.0)

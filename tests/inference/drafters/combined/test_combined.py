@@ -15,6 +15,7 @@ from helpers.losslessness import (
 from helpers.models import tiny_drafter, tiny_llama, tiny_settings
 from helpers.quick import mostly_slow
 from helpers.tables import Tables, no_processors, two_step_error
+from helpers.variants import VARIANTS
 from transformers import LlamaForCausalLM, LogitsProcessorList
 
 from inference import SpeculativeDecoder
@@ -46,6 +47,11 @@ def _trained(model: LlamaForCausalLM, tree: TreeShape = TREE) -> TrainedDrafter:
     return TrainedDrafter(tiny_drafter(target, tiny_settings()), target, tree)
 
 
+def _block(model: LlamaForCausalLM) -> TrainedDrafter:
+    target, tree = TargetAdapter(model), TREE.model_copy(update={"autoregressive_levels": 1})
+    return TrainedDrafter(tiny_drafter(target, VARIANTS["block"]), target, tree)
+
+
 def _small(model: LlamaForCausalLM) -> SmallLMDrafter:
     other = tiny_llama(vocab=model.config.vocab_size, num_hidden_layers=1)
     return SmallLMDrafter(other, model, SmallLMSettings(depth=2, children=2, breadth=2))
@@ -56,6 +62,7 @@ DRAFTERS: dict[str, Callable[[LlamaForCausalLM], CombinedDrafter]] = {
     "deterministic and aded": lambda model: CombinedDrafter(
         _trained(model, TREE.model_copy(update={"sampled": False})), AdedDrafter(), SIZES
     ),
+    "block and lookup": lambda model: CombinedDrafter(_block(model), LookupDrafter(), SIZES),
     "small and lookup": lambda model: CombinedDrafter(_small(model), LookupDrafter(), SIZES),
     "resting and lookup": lambda model: _resting(CombinedDrafter(_trained(model), LookupDrafter())),
 }

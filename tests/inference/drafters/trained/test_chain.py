@@ -27,6 +27,13 @@ KINDS: dict[str, dict[str, Any]] = {
     "some tokens": {"draft_vocab_size": 16},
     "three parallel levels": {"parallel_levels": 3},
     "summed experts": {"combine": "sum"},
+    "block": {
+        "trunk": {"kind": "block"},
+        "source": "hidden",
+        "parallel_heads": "masks",
+        "autoregressive_levels": 1,
+        "path": "embedding",
+    },
     "own head": {"trunk": {"kind": "feedback"}, "head": "own"},
 }
 

@@ -107,6 +107,10 @@ TREES = {
     "masks-A2-P2": (2, VARIANTS["hybrid-masks-two-layers-no-first"]),
     "moa-three-layers-A3-P1": (3, VARIANTS["moa-three-layers"]),
     "branch-heads-A2-P2": (2, VARIANTS["hybrid-branch-heads"]),
+    **{f"{name}-A1-P3": (1, VARIANTS[name]) for name in VARIANTS if name.startswith("block")},
+    "masks-path-A2-P3": (2, VARIANTS["masks-path"]),
+    "path-A2-P2": (2, VARIANTS["moa-path-E4-few-tokens"]),
+    "gumiho-path-A2-P5": (2, VARIANTS["gumiho-path"]),
 }
 
 
@@ -143,6 +147,10 @@ SESSIONS = {
     "tensor": VARIANTS["tensor"],
     "hidden-transfer": VARIANTS["hidden-transfer"],
     "two-layers-no-first": VARIANTS["hybrid-two-layers-no-first"],
+    "block": VARIANTS["block"],
+    "block-dspark": VARIANTS["block-dspark"].model_copy(update={"draft_vocab_size": 7}),
+    "block-mixture": VARIANTS["block-mixture-E2"],
+    "masks-path": VARIANTS["masks-path"],
 }
 
 

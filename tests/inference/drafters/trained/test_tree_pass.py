@@ -1,12 +1,13 @@
 """Draft distributions equal their definition for one and several experts and parallel levels."""
 
 import itertools
+from functools import cache
 
 import pytest
 import torch
 from helpers.drafting import chain_frontier, prefilled
 from helpers.models import tiny_drafter, tiny_llama, tiny_settings
-from helpers.tables import frontier_of
+from helpers.tables import Tables, frontier_of, no_processors, two_step_error
 from helpers.variants import FEEDBACK, HYBRID
 from torch import Tensor
 
@@ -14,6 +15,7 @@ from inference.drafters.trained.drafter import TrainedDrafter
 from inference.drafters.trained.tree_pass import TreePass
 from inference.protocol import Budget
 from inference.sampling.random_numbers import StepRandom
+from inference.trees.builder import TreeLevel
 from inference.trees.shape import TreeShape
 from jakiro.drafter_settings import DrafterSettings
 from jakiro.target.adapter import TargetAdapter
@@ -139,3 +141,102 @@ def test_one_expert_drafts_independent_heads() -> None:
         for depth, token in enumerate(path, start=2):
             probs = source.joint(depth, chain_frontier(token))[0, 0, 0].double().exp()
             torch.testing.assert_close(probs, level_probs[depth - 1, 0], atol=1e-6, rtol=1e-5)
+
+
+class _RealDrafter(Tables):
+    """Random target logits, and the draft distributions of a trained drafter, in float64."""
+
+    def __init__(self, settings: DrafterSettings, shape: TreeShape) -> None:
+        super().__init__(vocab=3, components=1, seed=5)
+        target = TargetAdapter(tiny_llama(vocab=3, initializer_range=0.5).double())
+        model = tiny_drafter(target, settings).double()
+        if model.draft_ids is not None:
+            model.draft_ids.copy_(torch.tensor([0, 2]))
+        for weight in (model.path_features or model).parameters():
+            torch.nn.init.normal_(weight, std=0.4)  # so that a path changes distributions
+        self.drafter = TrainedDrafter(model, target, shape)
+        self.level = cache(self._level)
+
+    def source(self, prefix: tuple[int, ...]) -> "_Remembered":
+        return _Remembered(self, prefix)
+
+    def _level(self, prefix: tuple[int, ...], parent: int | None) -> Tensor:
+        """Return the first level of a tree below a prefix, or the second one below a token."""
+        source = prefilled(self.drafter, torch.tensor([prefix]), len(prefix) - 1)[0].start_tree()
+        first = source.joint(1, None)
+        return first if parent is None else source.joint(2, self._chain(parent))
+
+    def _chain(self, token: int) -> TreeLevel:
+        ids = self.drafter.head.token_ids
+        column = token if ids is None else ids.tolist().index(token)
+        return chain_frontier(token)._replace(columns=torch.tensor([[column]]))
+
+
+class _Remembered:
+    """The draft distributions of trees of two levels, each of which is computed once."""
+
+    def __init__(self, tables: _RealDrafter, prefix: tuple[int, ...]) -> None:
+        self.tables, self.prefix = tables, prefix
+        self.draft_ids = tables.drafter.head.token_ids
+
+    def joint(self, _depth: int, frontier: TreeLevel | None) -> Tensor:
+        if frontier is None:
+            return self.tables.level(self.prefix, None)
+        tokens = frontier.token_ids[0].tolist()
+        return torch.cat([self.tables.level(self.prefix, token) for token in tokens], dim=1)
+
+
+BLOCK = {"parallel_heads": "masks", "source": "hidden", "path": "embedding"}
+PATHS = {
+    "block": (1, _settings(1, 1, trunk={"kind": "block"}, autoregressive_levels=1, **BLOCK)),
+    "block, experts, few tokens": (
+        1,
+        _settings(
+            2, 1, trunk={"kind": "block"}, autoregressive_levels=1, draft_vocab_size=2, **BLOCK
+        ),
+    ),
+    "tables": (
+        1,
+        _settings(
+            1,
+            1,
+            trunk={"kind": "block"},
+            autoregressive_levels=1,
+            path_rank=3,
+            **BLOCK | {"path": "tables"},
+        ),
+    ),
+    "feedback, experts": (1, _settings(2, 1, trunk=FEEDBACK, path="embedding")),
+}
+
+
+@pytest.mark.parametrize("sampled", [True, False])
+@pytest.mark.parametrize("name", PATHS)
+@torch.no_grad()
+def test_the_output_law_is_the_targets_where_levels_know_their_path(
+    name: str, sampled: bool
+) -> None:
+    passes, settings = PATHS[name]
+    levels = {"autoregressive_levels": passes, "parallel_levels": 1}
+    shape = TreeShape(**levels, children=2, breadth=2, num_nodes=4, sampled=sampled)
+    tables = _RealDrafter(settings, shape)
+    assert two_step_error(tables, shape, no_processors(), length=2) < 1e-6
+    below = [tables.level((0, 1), token) for token in (0, 2)]
+    assert not torch.allclose(*below, atol=1e-2)  # the path makes a difference
+
+
+@torch.no_grad()
+def test_a_parent_may_be_any_token_also_one_that_is_never_drafted() -> None:
+    settings = _settings(
+        1, 1, trunk={"kind": "block"}, autoregressive_levels=1, draft_vocab_size=5, **BLOCK
+    )
+    source = _source(settings)
+    source.joint(1, None)
+    parent = frontier_of(torch.tensor([[4]]), torch.zeros(1, 1, dtype=torch.long))  # not in DRAFTED
+    got = source.joint(2, parent)
+    model, head = source.cache.model, source.head
+    assert source.output is not None
+    assert model.path_features is not None
+    shift = model.path_features(head.target.embed(torch.tensor([[4]])), 1)
+    expected = head.log_probs(source.output.features[:, :, 1] + shift.unsqueeze(2))
+    torch.testing.assert_close(got, expected)

@@ -1,0 +1,117 @@
+"""Blocks and trunks of several layers start as the target's last layers; path features by a fit."""
+
+import pytest
+import torch
+from helpers.families import tiny_family
+from helpers.layers import HEADS
+from helpers.models import tiny_drafter, tiny_llama, tiny_settings
+from helpers.training import random_batch
+from torch.nn import init
+
+from jakiro.levels import PathFeatures
+from jakiro.target.adapter import TargetAdapter
+from jakiro.target.attention_shape import AttentionShape
+from jakiro.target.step import chain_step
+from moa.attention import SelfAttention
+from training.loss.batch import read_batch
+from training.setup.layer_fit import LayerFit
+from training.setup.layers_start import start_as_layers, start_attention
+from training.setup.path_fit import start_path
+from training.setup.target_layer import read_attention
+
+BATCHES = [random_batch((10, 8), (24,), seed=seed) for seed in range(8)]
+
+
+@pytest.mark.parametrize("family", ["llama, grouped heads", "gemma", "qwen3"])
+@torch.no_grad()
+def test_attention_is_that_of_the_layer_in_another_scale(family: str) -> None:
+    model = tiny_family(family)
+    for name, weight in model.named_parameters():
+        if "norm" in name:
+            init.uniform_(weight, 0.3, 1.7)
+    target = TargetAdapter(model)
+    shape, theta = target.spec.head_shapes[1], target.spec.attention.rope_theta
+    heads = AttentionShape(
+        num_heads=4, num_kv_heads=shape.num_kv_heads, head_dim=shape.key_dim, rope_theta=theta
+    )
+    attention, hidden = read_attention(target, 1, heads), target.spec.hidden_size
+    geometry = (hidden, 4, shape.num_kv_heads, shape.key_dim, theta)
+    layer = SelfAttention(*geometry, qk_norm=attention.head_gains is not None)
+    fit = LayerFit(torch.full((hidden,), 3.0), 3.0, *[torch.empty(0)] * 4, 1.0, 1)  # type: ignore[arg-type]
+    start_attention(layer, attention, fit)
+    ids = torch.randint(0, 61, (1, 7))
+    with_states = model.model(ids, output_hidden_states=True).hidden_states
+    cache = target.new_cache(1, 7)
+    target.forward(chain_step(ids, 0), cache)
+    positions = torch.arange(7)[None]
+    kv = layer.kv(3.0 * with_states[1], positions)
+    kept = cache.slot_layers[1]
+    torch.testing.assert_close(kv.keys, kept.keys[:, :, :7], atol=1e-4, rtol=1e-3)
+    torch.testing.assert_close(kv.values, kept.values[:, :, :7], atol=1e-4, rtol=1e-3)
+    seen = {}
+    block = model.model.layers[1].self_attn
+    with block.register_forward_hook(lambda _, __, out: seen.update(added=out[0])):
+        model.model(ids)
+    mask = torch.ones(1, 1, 7, 7, dtype=torch.bool).tril()
+    added = layer(3.0 * with_states[1], positions, mask) - 3.0 * with_states[1]
+    torch.testing.assert_close(added, 3.0 * seen["added"], atol=1e-4, rtol=1e-3)
+
+
+@pytest.mark.parametrize("num_layers", [1, 2])
+@torch.no_grad()
+def test_memory_of_a_block_has_the_keys_and_values_of_the_targets_layers(num_layers: int) -> None:
+    target = TargetAdapter(tiny_llama())
+    last = target.spec.num_layers
+    own = tuple(range(last - num_layers, last))
+    settings = tiny_settings(
+        1,
+        parallel_levels=2,
+        autoregressive_levels=1,
+        trunk={"kind": "block", "num_layers": num_layers, **HEADS},
+        parallel_heads="masks",
+        source="hidden",
+        layers=(0, *own),
+        mixture="per_layer",
+    )
+    drafter = tiny_drafter(target, settings)
+    start_as_layers(drafter, target, BATCHES, seed=0)
+    assert drafter.memory_encoder is not None
+    assert drafter.memory_encoder.mixture is not None
+    drafter.memory_encoder.mixture.weight *= 100  # each layer reads its own state alone
+    ids, positions = torch.randint(0, 61, (1, 9)), torch.arange(9)[None]
+    cache = target.new_cache(1, 9, drafter.state_sources.hidden_states)
+    target.forward(chain_step(ids, 0), cache)
+    encoded = drafter.encode_memory(drafter.state_sources.read(cache, positions), positions)
+    for reader, layer in enumerate(own):
+        kept = cache.slot_layers[layer]
+        for got, expected in zip(encoded[2 * reader :], (kept.keys, kept.values), strict=False):
+            torch.testing.assert_close(got, expected[:, :, :9], atol=1e-4, rtol=1e-3)
+
+
+@pytest.mark.parametrize("rank", [None, 32, 3])
+@torch.no_grad()
+def test_path_features_start_as_a_least_squares_fit(rank: int | None) -> None:
+    target = TargetAdapter(tiny_llama())
+    hidden, path = target.spec.hidden_size, PathFeatures(target.spec.hidden_size, 2, rank)
+    start_path(path, target, BATCHES)
+    for level in (1, 2):
+        read, wanted = [], []
+        for batch in BATCHES:
+            features = read_batch(target, batch, target.new_cache(*batch.token_ids.shape)).features
+            embeddings = target.embed(batch.token_ids)
+            for row, ids in enumerate(batch.token_ids):
+                for i in range(1, len(ids) - level - 1):
+                    is_one = batch.documents[row, i - 1] == batch.documents[row, i + level + 1]
+                    if is_one and batch.is_response[row, i + level + 1]:
+                        parts = (features[row, i - 1], embeddings[row, i], torch.ones(1))
+                        read.append(torch.cat((*parts, embeddings[row, i + level])))
+                        wanted.append(features[row, i + level])
+        x, y = torch.stack(read), torch.stack(wanted)
+        kinds = x.square().sum(0).split((hidden, hidden, 1, hidden))
+        ridge = torch.cat([0.03 * kind.mean().expand(len(kind)) for kind in kinds])
+        solved = torch.linalg.solve(x.T @ x + ridge.diag(), x.T @ y)[-hidden:]
+        if rank is not None:
+            left, values, right = torch.linalg.svd(solved)
+            solved = left[:, :rank] @ values[:rank].diag() @ right[:rank]
+        got = path(torch.eye(hidden), level)
+        torch.testing.assert_close(got, solved, atol=1e-3, rtol=1e-3)
