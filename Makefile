@@ -100,7 +100,7 @@ bench: $(READY)  ## Compare methods: make bench ARGS="--target PATH --method aut
 	$(BIN)/jakiro bench $(ARGS)
 
 bench-gpu: $(READY)  ## Measure decoding on a GPU
-	$(BIN)/jakiro profile gpu $(ARGS)
+	$(BIN)/python -m inference.profiling $(ARGS)
 
 wheel: $(READY)  ## Build the wheel and run the tests against it, from a clean environment elsewhere
 	rm -rf dist

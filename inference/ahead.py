@@ -8,13 +8,13 @@ numbers by which candidates are accepted, so the output follows the same distrib
 the same seed gives the same tokens. This is a form of asynchronous drafting (AMUSD, arXiv
 2410.17375) in which nothing depends on timing.
 
-Drafter and target are on the same device, and only threads of a CPU compute at the same time: there
-are no CUDA streams, and there is no second device.
+Drafter and target are on the same device, and only threads of a CPU compute at the same time: on a
+GPU, the work of both threads is queued in the same stream.
 """
 
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from jaxtyping import Float
@@ -26,27 +26,17 @@ from inference.draft_tree import ROOT, DraftTree, SequenceTree
 from inference.engine.context import Context
 from inference.engine.loop import DecodeRun
 from inference.engine.policy import AlwaysDraft
-from inference.engine.request import OutputOptions, SequenceState
+from inference.engine.request import SequenceState
 from inference.protocol import Budget, Committed, Drafter
 from inference.sampling.random_numbers import StepRandom
 from jakiro.errors import ConfigError
-from jakiro.utils.devices import num_threads
-
-Runner = Literal["inline", "thread"]
 
 
 class AheadDecoder(SpeculativeDecoder):
-    """A decoder that drafts the next tree while the target verifies the current one.
+    """A decoder that drafts the next tree in a thread while the target verifies the current one.
 
-    Several sequences that are decoded together, and conversations, are decoded as usual.
-
-    Args:
-        runner: "thread" to draft in another thread while the target computes, on a CPU only.
-            "inline" to draft after the target, which saves no time, on any device, to measure how
-            often guesses are right.
-        draft_threads: number of threads of the drafter while the target computes, for "thread";
-            None for torch's current number.
-        **options: as for `SpeculativeDecoder`, with `tree="fixed"`.
+    Several sequences that are decoded together, and conversations, are decoded as usual. Arguments
+    are those of `SpeculativeDecoder`, with `tree="fixed"`.
 
     Example:
         decoder = AheadDecoder(target, SmallLMDrafter(small, target), tree="fixed")
@@ -54,21 +44,13 @@ class AheadDecoder(SpeculativeDecoder):
         print(decoder.num_right / decoder.num_guesses)
     """
 
-    def __init__(
-        self,
-        *args: Any,
-        runner: Runner = "thread",
-        draft_threads: int | None = None,
-        **options: Any,
-    ) -> None:
+    def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
-        self.runner, self.draft_threads = runner, draft_threads
         self.num_guesses = self.num_right = 0
-        captured = self._pipelines is not None
-        _check_usable(self.drafter, self.policy, runner, captured, self.target.device)
+        _check_usable(self.drafter, self.policy, captured=self.is_captured)
 
-    def _run(self, group: RequestGroup, options: OutputOptions | None = None) -> DecodeRun:
-        return AheadRun(self, requests=group.requests, **self._parts(group, options))
+    def _run(self, group: RequestGroup, log_probs: bool = False) -> DecodeRun:
+        return AheadRun(self, requests=group.requests, **self._parts(group, log_probs))
 
 
 class _Ahead(NamedTuple):
@@ -87,7 +69,7 @@ class AheadRun(DecodeRun):
         self._decoder = decoder
         self._budget: Budget | None = None
         self._ahead: _Ahead | None = None
-        self._worker = ThreadPoolExecutor(1) if decoder.runner == "thread" else None
+        self._worker = ThreadPoolExecutor(1)
 
     def append(self, context: Context, sequences: Sequence[SequenceState]) -> None:
         """Add sequences, after the session has forgotten a guess."""
@@ -97,8 +79,7 @@ class AheadRun(DecodeRun):
     def close(self) -> None:
         """Free the caches, as `DecodeRun` does, and end the thread."""
         super().close()
-        if self._worker is not None:
-            self._worker.shutdown()
+        self._worker.shutdown()
 
     def _proposed(
         self, token_ids: Sequence[list[int]], budget: Budget, random: StepRandom
@@ -116,14 +97,7 @@ class AheadRun(DecodeRun):
         """Return the target's logits, and draft the next tree meanwhile."""
         if len(self.live) != 1 or self._budget is None or not tree.num_nodes:
             return super()._verify(tree)
-        sequence_tree = (
-            tree.sequence_tree()
-        )  # before the target computes, because this waits for the device
-        if self._worker is None:
-            logits = self._target_logits(tree)
-            self._ahead = self._drafted(sequence_tree)
-            return logits
-        drafted = self._worker.submit(self._drafted_in_thread, sequence_tree)
+        drafted = self._worker.submit(self._drafted, tree.sequence_tree())
         try:
             return self._target_logits(tree)
         finally:
@@ -133,10 +107,6 @@ class AheadRun(DecodeRun):
         return super()._verify(tree)
 
     @torch.inference_mode()
-    def _drafted_in_thread(self, tree: SequenceTree) -> _Ahead | None:
-        with num_threads(self._decoder.draft_threads):
-            return self._drafted(tree)
-
     def _drafted(self, tree: SequenceTree) -> _Ahead | None:
         """Return the tree below the guessed outcome of a tree; None if it has no path."""
         (state,), session = self.live, self.context.session
@@ -147,32 +117,19 @@ class AheadRun(DecodeRun):
         key = state.request.sampling.stream_key(state.num_steps + 1)
         random = StepRandom([key], self.target.device, self._num_uniforms)
         guessed = [*state.token_ids, *path]
-        session.advance(self._tokens(guessed, length))
+        session.advance(self._committed(guessed, length))
         last = session.propose(Budget(1, 1), random).sequence_tree()
         if not last.children.get(ROOT):
             session.rollback(length)
             return None
         guessed.append(_likeliest(last))
-        session.advance(self._tokens(guessed, len(guessed) - 2))
+        session.advance(self._committed(guessed, len(guessed) - 2))
         self._decoder.num_guesses += 1
         return _Ahead(guessed, length, session.propose(self._budget, random))
 
-    def _tokens(self, token_ids: list[int], start: int) -> Committed:
+    def _committed(self, token_ids: list[int], start: int) -> Committed:
         """Return the tokens from `start` to the last one, which is the root."""
-        end = len(token_ids) - 1
-
-        def on_device(values: list[int] | list[list[int]]) -> Tensor:
-            return torch.tensor(values, device=self.target.device)
-
-        return Committed(
-            base_length=(end,),
-            num_verified=(end - start,),
-            token_ids=on_device([token_ids[start:end]]),
-            root=on_device([token_ids[end:]]),
-            start=on_device([start]),
-            end=on_device([end]),
-            is_padded=False,
-        )
+        return Committed.of([token_ids], [start], [len(token_ids) - 1], self.target.device)
 
     def _forget(self) -> None:
         """Remove a wrong guess from the session, which may have the right length by chance."""
@@ -189,9 +146,7 @@ def _likeliest(tree: SequenceTree) -> int:
     return tree.token_ids[tree.children[ROOT][0]]
 
 
-def _check_usable(
-    drafter: Drafter | None, policy: object, runner: str, captured: bool, device: torch.device
-) -> None:
+def _check_usable(drafter: Drafter | None, policy: object, *, captured: bool) -> None:
     is_adaptive = drafter is not None and drafter.request_counter is not None
     for is_usable, expected in (
         (
@@ -200,8 +155,6 @@ def _check_usable(
         ),
         (isinstance(policy, AlwaysDraft), 'tree="fixed"'),
         (not captured, "captured=False"),
-        # On a GPU, the work of both threads is queued in the same stream.
-        (runner == "inline" or device.type == "cpu", 'a target on a CPU, or runner="inline"'),
     ):
         if not is_usable:
             raise ConfigError(

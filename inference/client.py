@@ -10,7 +10,6 @@ from jakiro.errors import ConfigError, ResourceError
 
 ServerPrompt = str | Sequence[int] | Sequence[Mapping[str, Any]]
 
-_OWN = "jakiro"
 _SECONDS_TO_CONNECT = 10.0
 _SHOWN = 300  # characters of a server's message
 
@@ -62,19 +61,12 @@ def seconds_to_wait(retry_after: str | None) -> float:
 
 
 class ServerAnswer(NamedTuple):
-    """A complete answer.
-
-    Attributes:
-        tokens: texts of the single tokens, if log-probabilities were requested and sent.
-        prompt_tokens: number of the prompt's tokens; None if not reported.
-    """
+    """A complete answer; numbers of the prompt's tokens and of accepted drafts may be missing."""
 
     text: str
-    tokens: tuple[str, ...] = ()
     finish_reason: str = "length"
     prompt_tokens: int | None = None
     accepted: int | None = None
-    system_fingerprint: str | None = None
 
 
 class ServerClient:
@@ -89,7 +81,6 @@ class ServerClient:
         self.url = server_address(url)
         self.seconds = seconds
         self.model = ""  # until `connect` is called
-        self.is_own = False  # whether `jakiro serve` serves the model
         self._has_key = key is not None
         self._http = httpx2.Client(
             base_url=f"{self.url}/",
@@ -102,7 +93,7 @@ class ServerClient:
         """Find the model that all later requests name; None for the server's only one."""
         response = self._send("GET", "models")
         try:
-            owners = {one["id"]: one.get("owned_by") for one in response.json()["data"]}
+            names = [one["id"] for one in response.json()["data"]]
         except (ValueError, TypeError, KeyError, AttributeError) as error:
             raise ConfigError(
                 f"there is no interface like OpenAI's at {self.url}",
@@ -111,30 +102,24 @@ class ServerClient:
                 remedy="check the URL, which usually ends with /v1, or wait if the server is "
                 "still loading",
             ) from error
-        chosen = [name for name in owners if model in (None, name)]
+        chosen = [name for name in names if model in (None, name)]
         if len(chosen) != 1:
             raise ConfigError(
                 f"the server at {self.url} does not have this model"
                 if model is not None
                 else f"the server at {self.url} has several models, or none",
-                expected=f"one of {', '.join(owners)}" if owners else "a server with a model",
-                got=model or f"no --model, and {len(owners)} models",
+                expected=f"one of {', '.join(names)}" if names else "a server with a model",
+                got=model or f"no --model, and {len(names)} models",
                 remedy="choose one with --model",
             )
-        self.model, self.is_own = chosen[0], owners[chosen[0]] == _OWN
+        self.model = chosen[0]
 
-    def ask(self, prompt: ServerPrompt, *, log_probs: bool = False, **options: Any) -> ServerAnswer:
-        """Return the answer to a prompt: a text or token ids to continue, or messages.
-
-        Args:
-            **options: fields of the request; those that are None are left out.
-        """
+    def ask(self, prompt: ServerPrompt, **options: Any) -> ServerAnswer:
+        """Return the answer to a prompt: a text or token ids to continue, or messages."""
         is_chat = not isinstance(prompt, str) and isinstance(prompt[0], Mapping)
         content = prompt if isinstance(prompt, str) else list(prompt)
         body: dict[str, Any] = {"model": self.model, "messages" if is_chat else "prompt": content}
-        body |= {name: value for name, value in options.items() if value is not None}
-        if log_probs:
-            body["logprobs"] = True if is_chat else 1
+        body |= options
         response = self._send("POST", "chat/completions" if is_chat else "completions", json=body)
         try:
             return _read(response.raise_for_status().json())
@@ -179,17 +164,12 @@ class ServerClient:
 
 def _read(body: dict[str, Any]) -> ServerAnswer:
     choice = body["choices"][0]
-    names = choice.get("logprobs") or {}
-    # Completions list the tokens' texts; chats list objects.
-    in_chat = tuple(token["token"] for token in names.get("content") or ())
     usage = body.get("usage") or {}
     details = usage.get("completion_tokens_details") or {}
     text = choice["message"]["content"] if "message" in choice else choice["text"]
     return ServerAnswer(
         text=text or "",
-        tokens=in_chat or tuple(names.get("tokens") or ()),
         finish_reason=choice["finish_reason"],
         prompt_tokens=usage.get("prompt_tokens"),
         accepted=details.get("accepted_prediction_tokens"),
-        system_fingerprint=body.get("system_fingerprint"),
     )

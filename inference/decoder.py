@@ -17,16 +17,14 @@ from transformers.generation.streamers import BaseStreamer
 from transformers.generation.utils import GenerateDecoderOnlyOutput
 
 from inference.autotune.policy import AutoTree, RequestGroup, numbered, policy_for
-from inference.autotune.setup import refuse_unusable, set_up_drafter, set_up_target
-from inference.autotune.tau_watch import TauWatch
+from inference.autotune.setup import Pair, refuse_unusable, set_up_drafter, set_up_target
 from inference.autotune.threads import Threads
 from inference.conversation import Conversation
 from inference.drafters.trained.drafter import TrainedDrafter
 from inference.engine.decode_step import DecodeStep, options_for
 from inference.engine.loop import DecodeRun
-from inference.engine.request import OutputOptions
 from inference.generation.custom_generate import pad_token_id, requests_of
-from inference.generation.preparation import Handover, prepare_requests, shifted
+from inference.generation.preparation import Handover, prepare_requests
 from inference.generation.prompts import (
     Prompt,
     encode_prompt,
@@ -35,7 +33,7 @@ from inference.generation.prompts import (
     single_prompt,
     unpadded,
 )
-from inference.generation.streaming import feed, pieces, streamer_of_generate
+from inference.generation.streaming import feed, pieces_by_depth, streamer_of_generate
 from inference.outputs import GenerateOutput, in_transformers_form, outputs_of
 from inference.protocol import AdaptiveDrafter, Drafter
 from inference.trees.shape import TreePlan, Trees
@@ -61,8 +59,8 @@ class SpeculativeDecoder:
 
     Args:
         target: decoder-only Hugging Face causal LM, whose weights are never changed.
-        drafter: trained drafter, or any other `Drafter`, such as `LookupDrafter`; None for
-            autoregressive decoding.
+        drafter: trained drafter, any other `Drafter`, such as `LookupDrafter`, or a `Pair`; None
+            for autoregressive decoding.
         tokenizer: for text prompts and text output; None for that of the target that a trained
             drafter's config names, if there is a local copy.
         tree: "auto" to select in every step the tree that is expected to be fastest, or none;
@@ -92,7 +90,7 @@ class SpeculativeDecoder:
     def __init__(
         self,
         target: CausalLM,
-        drafter: JakiroDrafter | Drafter | None = None,
+        drafter: JakiroDrafter | Drafter | Pair | None = None,
         tokenizer: PreTrainedTokenizerBase | None = None,
         tree: Trees = "auto",
         *,
@@ -102,7 +100,7 @@ class SpeculativeDecoder:
         batch_invariant: bool = False,
         captured: bool = False,
     ) -> None:
-        refuse_unusable(tree, threads)
+        refuse_unusable(tree)
         self.target, self.threads = set_up_target(
             target,
             threads,
@@ -112,12 +110,8 @@ class SpeculativeDecoder:
             drafter=drafter,
             other_weights=other_weights,
         )
-        record = None
-        if isinstance(drafter, JakiroDrafter):
-            if tokenizer is None:
-                tokenizer = local_tokenizer(drafter.config.target_record.name_or_path)
-            # The recorded tau was measured with these trees, so it applies only to them.
-            record = drafter.config.record if tree == "fixed" else None
+        if isinstance(drafter, JakiroDrafter) and tokenizer is None:
+            tokenizer = local_tokenizer(drafter.config.target_record.name_or_path)
         self.tokenizer = tokenizer
         self.drafter: Drafter | None = None
         if drafter is not None:
@@ -132,12 +126,11 @@ class SpeculativeDecoder:
             )
         adapts = threads == "auto" and not captured
         self.policy = policy_for(self.target, self.drafter, tree, self.threads, adapts=adapts)
-        self._watch = TauWatch(record)
-        self._pipelines = None
+        self._pool = None
         if captured:
-            from inference.engine.pipeline import PipelinePool
+            from inference.engine.captured import CapturedPool
 
-            self._pipelines = PipelinePool()
+            self._pool = CapturedPool()
 
     @classmethod
     def from_pretrained(
@@ -172,10 +165,15 @@ class SpeculativeDecoder:
         """
         from inference.loading import load_parts  # each kind of drafter is optional
 
-        shared: dict[str, Any] = {"compiled": compiled, "other_weights": other_weights}
-        parts = load_parts(drafter, target, tree, **shared, **load)
-        shared |= {"threads": threads, "captured": captured, "batch_invariant": batch_invariant}
-        return cls(*parts, **shared)
+        return cls(
+            *load_parts(drafter, target, **load),
+            tree,
+            compiled=compiled,
+            threads=threads,
+            other_weights=other_weights,
+            batch_invariant=batch_invariant,
+            captured=captured,
+        )
 
     @property
     def plan(self) -> TreePlan | None:
@@ -187,7 +185,7 @@ class SpeculativeDecoder:
     @property
     def is_captured(self) -> bool:
         """Whether decoding steps are captured, as the argument `captured` requested."""
-        return self._pipelines is not None
+        return self._pool is not None
 
     @property
     def bytes_per_token(self) -> int:
@@ -230,7 +228,7 @@ class SpeculativeDecoder:
             DraftError: the drafter proposed a candidate that cannot be verified.
         """
         group = self._group([single_prompt(prompt, generation)], temperature, seed, generation)
-        with self._opened(group, options_for(group.config, log_probs), conversation) as run:
+        with self._opened(group, log_probs, conversation) as run:
             return self._ended(run, streamer)[0]
 
     def generate_batch(
@@ -260,7 +258,7 @@ class SpeculativeDecoder:
         if not prompts:
             return []
         group = self._group(prompts, temperature, seed, generation)
-        return self._ended(self._run(group, options_for(group.config, log_probs)))
+        return self._ended(self._run(group, log_probs))
 
     def stream(
         self,
@@ -273,7 +271,9 @@ class SpeculativeDecoder:
         """Yield the text of the continuation piece by piece; otherwise as `generate`."""
         tokenizer = needed(self.tokenizer)
         group = self._group([prompt], temperature, seed, generation)
-        return pieces(self._steps(self._opened(group)), tokenizer)
+        steps = self._steps(self._opened(group))
+        tokens = (pair for step in steps for pair in zip(step.token_ids, step.depths, strict=True))
+        return (piece.text for piece in pieces_by_depth(tokens, tokenizer))
 
     def steps(
         self,
@@ -290,7 +290,7 @@ class SpeculativeDecoder:
         cached, as at the end of a complete answer.
         """
         group = self._group([prompt], temperature, seed, generation)
-        return self._steps(self._opened(group, options_for(group.config, False), conversation))
+        return self._steps(self._opened(group, conversation=conversation))
 
     def __call__(
         self,
@@ -319,7 +319,7 @@ class SpeculativeDecoder:
         group = numbered(
             requests, generation_config, self.drafter, self.policy, is_seeded=seed is not None
         )
-        run = self._run(group, options_for(generation_config, log_probs=False))
+        run = self._run(group)
         has_prompt = streamer is None
         streamer = streamer or streamer_of_generate()
         return in_transformers_form(
@@ -344,7 +344,7 @@ class SpeculativeDecoder:
         """
         refuse_single(prompts)
         group = self._group(prompts, temperature, seed, generation)
-        return self._run(group, options_for(group.config, False))
+        return self._run(group)
 
     def admit(
         self,
@@ -376,10 +376,7 @@ class SpeculativeDecoder:
         refuse_single(prompts)
         if not prompts:
             return []
-        requests = self._group(prompts, temperature, seed, generation, run).requests
-        if isinstance(seed, int):  # for random numbers that no sequence of the run uses
-            requests = shifted(requests, len(run.sequences))
-        return run.admit(requests)
+        return run.admit(self._group(prompts, temperature, seed, generation, run).requests)
 
     def reset(self, *, trees: bool = True) -> None:
         """Discard what was learned from earlier requests about texts and, if `trees`, about trees.
@@ -411,41 +408,42 @@ class SpeculativeDecoder:
             seed=seed,
             max_position=spec.max_position,
             tokenizer=self.tokenizer,
+            # Random numbers that no sequence of the run uses.
+            first_row=0 if run is None else len(run.sequences),
         )
         if run is not None:  # its trees do not depend on the seeds of later requests
             return numbered(requests, config, self.drafter, run.draft_policy, is_seeded=False)
         return numbered(requests, config, self.drafter, self.policy, is_seeded=seed is not None)
 
-    def _parts(self, group: RequestGroup, options: OutputOptions | None) -> dict[str, Any]:
+    def _parts(self, group: RequestGroup, log_probs: bool) -> dict[str, Any]:
         return {
             "target": self.target,
             "drafter": self.drafter,
             "policy": group.policy,
-            "record": options,
+            "record": options_for(group.config, log_probs),
             "threads": self.threads,
         }
 
-    def _run(self, group: RequestGroup, options: OutputOptions | None = None) -> DecodeRun:
-        parts = self._parts(group, options)
-        return DecodeRun(requests=group.requests, pipelines=self._pipelines, **parts)
+    def _run(self, group: RequestGroup, log_probs: bool = False) -> DecodeRun:
+        parts = self._parts(group, log_probs)
+        return DecodeRun(requests=group.requests, pool=self._pool, **parts)
 
     def _opened(
         self,
         group: RequestGroup,
-        options: OutputOptions | None = None,
+        log_probs: bool = False,
         conversation: Conversation | None = None,
     ) -> AbstractContextManager[DecodeRun]:
         """Return the run of a single request, which is a turn of a conversation if there is one."""
         if conversation is None:
-            return nullcontext(self._run(group, options))
-        return conversation.turn(group.requests[0], **self._parts(group, options))
+            return nullcontext(self._run(group, log_probs))
+        return conversation.turn(group.requests[0], **self._parts(group, log_probs))
 
     def _ended(
         self, run: DecodeRun, streamer: BaseStreamer | None = None, *, has_prompt: bool = False
     ) -> list[GenerateOutput]:
         fed = feed(run, streamer, has_prompt=has_prompt)
         steps = [step for together in fed for step in together]
-        self._watch.add(run)
         return outputs_of(run, steps, self.tokenizer)
 
     def _steps(
@@ -455,8 +453,6 @@ class SpeculativeDecoder:
 
         Closing the generator frees the caches at once, and leaves a conversation usable.
         """
-        with opened as run:
-            with closing(iter(run)) as steps:
-                for (step,) in steps:
-                    yield step
-            self._watch.add(run)
+        with opened as run, closing(iter(run)) as steps:
+            for (step,) in steps:
+                yield step

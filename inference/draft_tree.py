@@ -74,7 +74,6 @@ class DraftTree:
     base_length: Int[Tensor, " batch"]  # position of the root
     max_depth: int
     max_siblings: int  # largest number of candidates under one parent
-    step_id: int = 0
     # distributions from which the children of ROOT (index 0) and of node n (index n + 1) were
     # sampled; zeros if a node has no sampled children; None if the trees have no sampled candidates
     draft_probs: SparseDistribution | None = None
@@ -85,7 +84,7 @@ class DraftTree:
         return self.token_ids.shape[1]
 
     @classmethod
-    def empty(cls, base_length: Int[Tensor, " batch"], step_id: int = 0) -> "DraftTree":
+    def empty(cls, base_length: Int[Tensor, " batch"]) -> "DraftTree":
         """Return trees without candidates; verifying them is ordinary autoregressive decoding."""
         ints = torch.zeros(len(base_length), 0, dtype=torch.long, device=base_length.device)
         return cls(
@@ -100,7 +99,6 @@ class DraftTree:
             base_length=base_length,
             max_depth=0,
             max_siblings=0,
-            step_id=step_id,
         )
 
     def limited(self, last_position: int) -> "DraftTree":
@@ -158,18 +156,16 @@ class DraftTree:
             start=start,
         )
 
-    def to_host(
-        self, extra: Int[Tensor, "batch any"] | None = None
-    ) -> tuple[list["SequenceTree"], list[list[int]]]:
-        """Return each sequence's tree on the host, and each sequence's row of `extra`.
-
-        A decoding step should copy from the device only once, so `extra` must contain all other
-        integers that the host needs.
-        """
-        return self.unpacked(self.packed(extra).tolist())
+    def to_host(self) -> list["SequenceTree"]:
+        """Return each sequence's tree on the host."""
+        return self.unpacked(self.packed().tolist())[0]
 
     def packed(self, extra: Int[Tensor, "batch any"] | None = None) -> Int[Tensor, "batch fields"]:
-        """Return all integers that the host needs, so that they can be copied at once."""
+        """Return all integers that the host needs, so that they can be copied at once.
+
+        Args:
+            extra: all others that the host needs, because a step copies from the device only once.
+        """
         fields = [self.token_ids, self.parent, self.depth, self.kind, self.rank, self.proposer_id]
         fields += [self.is_valid.long()] if extra is None else [self.is_valid.long(), extra]
         return torch.cat(fields, dim=1)
@@ -190,9 +186,9 @@ class DraftTree:
         ]
         return trees, [values[NUM_FIELDS * count :] for values in packed]
 
-    def sequence_tree(self, index: int = 0) -> "SequenceTree":
-        """Return the tree of one sequence, given by its batch index, on the host."""
-        return self.to_host()[0][index]
+    def sequence_tree(self) -> "SequenceTree":
+        """Return the tree of the first sequence on the host."""
+        return self.to_host()[0]
 
 
 @dataclass(frozen=True)

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from difflib import get_close_matches
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -10,20 +11,17 @@ from torch import nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from inference.adaptation.weights import sampled_weights
+from inference.autotune.setup import Pair
 from inference.drafters.aded.drafter import AdedDrafter, AdedSettings
 from inference.drafters.aded.table import TrigramIndex, load_trigrams
 from inference.drafters.combined.drafter import CombinedDrafter
-from inference.drafters.combined.knowledge import CombinedSettings
 from inference.drafters.lookup import LookupDrafter, LookupSettings
 from inference.drafters.names import ADED, LM, LOOKUP, PairName, UntrainedName
 from inference.drafters.small_lm import SmallLMDrafter, SmallLMSettings
-from inference.drafters.trained.drafter import TrainedDrafter
 from inference.protocol import Drafter
-from inference.trees.shape import TreePlan, Trees, TreeShape
 from jakiro.drafter import JakiroDrafter
 from jakiro.errors import ConfigError
 from jakiro.target.adapter import TargetAdapter
-from jakiro.target.checks import CausalLM
 from jakiro.utils.files import fingerprint
 from jakiro.utils.logs import get_logger, quiet_libraries
 from jakiro.utils.packaged import packaged_drafter, packaged_names
@@ -43,29 +41,18 @@ class Parts(NamedTuple):
     """The parts of a decoder."""
 
     target: PreTrainedModel
-    drafter: JakiroDrafter | Drafter
+    drafter: JakiroDrafter | Drafter | Pair
     tokenizer: PreTrainedTokenizerBase
-    tree: Trees = "auto"
 
 
 @quiet_libraries()
-def load_parts(
-    drafter: str | Path,
-    target: str | Path | None,
-    tree: Trees = "auto",
-    *,
-    compiled: bool = False,
-    other_weights: bool = False,
-    **load: Any,
-) -> Parts:
-    """Load the parts of a decoder: target, drafter, tokenizer and trees.
+def load_parts(drafter: str | Path, target: str | Path | None, **load: Any) -> Parts:
+    """Load the parts of a decoder: target, drafter and tokenizer.
 
     Args:
         drafter: folder or hub id of a trained drafter, also as `drafter=DRAFTER`; or `aded`,
             `aded=TABLE`, `lookup` or `lm=MODEL`; or a pair, such as `aded+drafter=DRAFTER` or
             `lookup+lm=MODEL`.
-        tree: trees, as for `SpeculativeDecoder`. If shapes are given for a pair with a
-            trained drafter, they are built into that drafter, and the returned `tree` is "fixed".
     """
 
     def target_of(default: str | None) -> _Target:
@@ -77,30 +64,23 @@ def load_parts(
             )
         return _load_target(str(name), load)
 
-    options: dict[str, Any] = {"compiled": compiled, "other_weights": other_weights}
-    return _parts(str(drafter), target_of, tree, options)
+    return _parts(str(drafter), target_of)
 
 
 def parts_over(drafter: str, target: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> Parts:
     """Return the parts of a decoder for a loaded target; this raises the errors of `load_parts`."""
-    return _parts(drafter, lambda _: (target, tokenizer), "auto", {})
+    return _parts(drafter, lambda _: (target, tokenizer))
 
 
-def _parts(
-    name: str,
-    target_of: Callable[[str | None], _Target],
-    tree: Trees,
-    options: dict[str, Any],
-) -> Parts:
+def _parts(name: str, target_of: Callable[[str | None], _Target]) -> Parts:
     """Return the parts of a decoder.
 
     Args:
         target_of: function from the name of the target of a trained drafter, None for others.
-        options: of the trained drafter of a pair, as for `combined_drafter`.
     """
     pair = PairName.parse(name)
     first = (name if pair is None else pair.first).removeprefix("drafter=")
-    drafter: JakiroDrafter | Drafter
+    drafter: JakiroDrafter | Drafter | Pair
     if (untrained := UntrainedName.parse(first)) is not None:
         target, tokenizer = target_of(None)
         drafter = build_untrained(untrained, target, tokenizer)
@@ -108,53 +88,26 @@ def _parts(
         _refuse_misspelt(first)
         drafter = JakiroDrafter.from_pretrained(first)
         target, tokenizer = target_of(drafter.config.target_record.name_or_path)
-    if pair is None:
-        return Parts(target, drafter, tokenizer, tree)
-    assert isinstance(drafter, JakiroDrafter | SmallLMDrafter), "checked when the name was parsed"
-    second = build_second(pair.second, target, tokenizer)
-    has_shapes = isinstance(drafter, JakiroDrafter) and not isinstance(tree, str)
-    shapes = tree if has_shapes and not isinstance(tree, str) else None
-    both = combined_drafter(drafter, second, target, tokenizer, tree=shapes, **options)
-    return Parts(target, both, tokenizer, "fixed" if has_shapes else tree)
+    if pair is not None:
+        drafter = with_second(drafter, pair.second, target, tokenizer)
+    return Parts(target, drafter, tokenizer)
 
 
-def combined_drafter(
-    first: JakiroDrafter | TrainedDrafter | SmallLMDrafter,
-    second: AdedDrafter | LookupDrafter,
-    target: CausalLM,
-    tokenizer: PreTrainedTokenizerBase | None = None,
-    settings: CombinedSettings | None = None,
-    tree: TreeShape | TreePlan | None = None,
-    *,
-    compiled: bool = False,
-    other_weights: bool = False,
-) -> CombinedDrafter:
-    """Return a drafter that combines a model with a training-free drafter in shared trees.
-
-    Args:
-        tree: tree shapes for a `JakiroDrafter`; None for trees with as many levels as the drafter
-            was trained for.
-    """
-    if isinstance(first, JakiroDrafter):
-        adapter = TargetAdapter(target.eval())
-        first = TrainedDrafter.for_target(
-            first, adapter, tokenizer, tree, compiled=compiled, other_weights=other_weights
-        )
-    return CombinedDrafter(first, second, settings)
-
-
-def build_second(
-    name: str,
+def with_second(
+    first: JakiroDrafter | Drafter,
+    second: str,
     target: PreTrainedModel,
     tokenizer: PreTrainedTokenizerBase,
-    settings: Path | None = None,
-) -> AdedDrafter | LookupDrafter:
-    """Return the training-free drafter of a pair."""
-    parsed = UntrainedName.parse(name)
+) -> Pair | CombinedDrafter:
+    """Return a drafter that combines a model with the training-free drafter of a name."""
+    parsed = UntrainedName.parse(second)
     assert parsed is not None, "checked when the name was parsed"
-    drafter = build_untrained(parsed._replace(settings=settings), target, tokenizer)
-    assert isinstance(drafter, AdedDrafter | LookupDrafter)
-    return drafter
+    free = build_untrained(parsed, target, tokenizer)
+    assert isinstance(free, AdedDrafter | LookupDrafter)
+    if isinstance(first, JakiroDrafter):
+        return Pair(first, partial(CombinedDrafter, second=free))
+    assert isinstance(first, SmallLMDrafter), "checked when the name was parsed"
+    return CombinedDrafter(first, free)
 
 
 def build_untrained(

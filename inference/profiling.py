@@ -1,4 +1,4 @@
-"""Decoding on a GPU against transformers, with random weights: `jakiro profile gpu`.
+"""Decoding on a GPU against transformers, with random weights: `python -m inference.profiling`.
 
 The target is a random Llama that continues every token with its successor in a cycle. With plain
 random weights, the largest logits would be nearly equal in half precision, so tokens would depend
@@ -7,28 +7,28 @@ so that a known number of them is accepted. The baseline is transformers' forwar
 cache, captured in a CUDA graph. All arms are timed in turn, and all tokens are checked.
 """
 
+import argparse
 import json
+import sys
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from itertools import islice
 from math import sqrt
+from pathlib import Path
 from statistics import median
 from typing import Any
 
 import torch
 from jaxtyping import Int
-from rich.console import Console
-from rich.table import Table
 from torch import Tensor
 from transformers import AutoModelForCausalLM, LlamaConfig, PreTrainedModel, StaticCache
 
-from inference.benchmark.machine import device_name, machine_facts, now
-from inference.benchmark.report import table_of
+from inference.benchmark.document import device_name, now
 from inference.draft_tree import ROOT, DraftTree
 from inference.drafters.trained.drafter import TrainedDrafter, TrainedSession
+from inference.engine.captured import CapturedPool
 from inference.engine.cuda_graph import RecordedFunction
 from inference.engine.loop import DecodeRun
-from inference.engine.pipeline import PipelinePool
 from inference.generation.preparation import prepare_requests
 from inference.protocol import Budget, Drafter
 from inference.sampling.options import Sampling
@@ -46,6 +46,8 @@ from jakiro.errors import NumericalError
 from jakiro.target.adapter import TargetAdapter
 from jakiro.target.checks import cache_argument
 from jakiro.target.record import record_target
+from jakiro.utils.devices import choose_device
+from jakiro.utils.provenance import provenance
 
 BASELINE = "transformers, static cache"
 _BUCKET = 64  # capacities of static caches are multiples, so that masks align
@@ -86,24 +88,6 @@ FULL = Scale(  # the geometry of an 8B model
     },
     draft_vocab_size=32_768,
     tree=TreeShape(autoregressive_levels=3, parallel_levels=1, children=4, breadth=5, num_nodes=60),
-)
-QUICK = Scale(
-    model={
-        "num_hidden_layers": 2,
-        "hidden_size": 64,
-        "intermediate_size": 96,
-        "num_attention_heads": 4,
-        "num_key_value_heads": 2,
-        "vocab_size": 1024,
-        "max_position_embeddings": 1024,
-    },
-    draft_vocab_size=512,
-    tree=TreeShape(autoregressive_levels=3, parallel_levels=1, children=2, breadth=2, num_nodes=14),
-    context=24,
-    taus=(2, 3),
-    batches=(1, 2),
-    block=6,
-    repeats=2,
 )
 
 
@@ -393,31 +377,25 @@ class GPUProfile:
             seed=0,
             max_position=self.target.spec.max_position,
         )
-        pipelines = PipelinePool() if captured else None
-        return DecodeRun(self.target, drafter, requests, pipelines=pipelines)
+        pool = CapturedPool() if captured else None
+        return DecodeRun(self.target, drafter, requests, pool=pool)
 
 
-def profile_gpu(scale: Scale, device: torch.device) -> tuple[str, Table]:
-    """Measure all arms; return a JSON document and a table."""
-    console = Console(stderr=True)
-    console.print(f"building a random target with {scale.model['num_hidden_layers']} layers")
-    profile = GPUProfile(scale, device)
+def main() -> None:
+    """Measure all arms on a GPU; print them, and write them to a JSON file if one is given."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--json", type=Path, help="file to write")
+    path = parser.parse_args().json
+    device = choose_device("cuda")
     rows = []
-    for row in profile.rows():
-        console.print(f"batch {row['batch']}, {row['arm']}: {row['ms']:.3f} ms per token")
+    for row in GPUProfile(FULL, device).rows():
         rows.append(row)
-    document = {
-        **machine_facts().model_dump(mode="json"),
-        "device": device_name(device),
-        "model": scale.model,
-        "tree": scale.tree.model_dump(),
-        "context": scale.context,
-        "repeats": scale.repeats,
-        "rows": rows,
-    }
-    table = table_of(
-        f"{device_name(device)}, {scale.context} tokens",
-        ("arm", "batch", "ms / token", f"speed over {BASELINE}"),
-        [(r["arm"], str(r["batch"]), f"{r['ms']:.3f}", f"{r['ratio']:.2f}") for r in rows],
-    )
-    return json.dumps(document, indent=1) + "\n", table
+        sys.stdout.write(f"{row}\n")
+        sys.stdout.flush()
+    document = {**provenance(), "device": device_name(device), "scale": asdict(FULL), "rows": rows}
+    if path is not None:
+        path.write_text(json.dumps(document, indent=1, default=TreeShape.model_dump) + "\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -7,6 +7,7 @@ from threading import RLock
 from typing import NamedTuple
 from weakref import WeakSet
 
+import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
@@ -47,6 +48,32 @@ class Committed(NamedTuple):
     is_padded: bool  # whether a sequence may have fewer verified tokens than there are columns
     # memory of the verified tokens; None if the drafter needs none
     memory: EncodedMemory | None = None
+
+    @classmethod
+    def of(
+        cls,
+        token_ids: Sequence[Sequence[int]],
+        starts: Sequence[int],
+        ends: Sequence[int],
+        device: torch.device,
+    ) -> "Committed":
+        """Return the tokens of each sequence from `starts` to the roots, which are at `ends`."""
+
+        def on_device(integers: Sequence[object]) -> Tensor:
+            return torch.tensor(integers, device=device)
+
+        counts = tuple(end - start for start, end in zip(starts, ends, strict=True))
+        width = max(counts)
+        spans = zip(token_ids, starts, ends, strict=True)
+        return cls(
+            base_length=tuple(ends),
+            num_verified=counts,
+            token_ids=on_device([[*ids[a:b], *[0] * (width - (b - a))] for ids, a, b in spans]),
+            root=on_device([[ids[end]] for ids, end in zip(token_ids, ends, strict=True)]),
+            start=on_device(starts),
+            end=on_device(ends),
+            is_padded=min(counts) < width,
+        )
 
     @property
     def starts(self) -> tuple[int, ...]:

@@ -41,12 +41,7 @@ class JakiroConfig(PreTrainedConfig):
     @property
     def settings(self) -> DrafterSettings:
         """The validated drafter settings."""
-        if self.drafter is None:
-            raise ConfigError(
-                "the drafter config has no settings",
-                remedy="use the config.json that was saved with the weights",
-            )
-        values = {"draft_vocab_size": None} | self.drafter
+        values = {"draft_vocab_size": None} | (self.drafter or {})
         return validate_settings(DrafterSettings, values, source="the drafter config")
 
     @property
@@ -58,12 +53,8 @@ class JakiroConfig(PreTrainedConfig):
     @property
     def target_record(self) -> TargetRecord:
         """The validated record of the target."""
-        if self.target is None:
-            raise ConfigError(
-                "the drafter config names no target",
-                remedy="build the config with jakiro.config.config_for",
-            )
-        return validate_settings(TargetRecord, self.target, source="the drafter config's target")
+        source = "the drafter config's target"
+        return validate_settings(TargetRecord, self.target or {}, source=source)
 
 
 def config_for(settings: DrafterSettings, target: TargetRecord) -> JakiroConfig:

@@ -8,20 +8,16 @@ from pathlib import Path
 import platformdirs
 from rich.console import Console
 from rich.progress import Progress
-from rich.text import Text
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from inference.benchmark.document import ComparisonDocument
-from inference.benchmark.report import figures_table, page_of
+from inference.benchmark.report import figures_table
 from inference.benchmark.run import Comparison, prompts_for
 from inference.benchmark.settings import ComparisonSettings, parse_methods
 from inference.benchmark.subject import Subject, build_methods
-from inference.generation.prompts import encode_prompt
-from inference.generation.streaming import pieces_by_depth, terminal_legend, terminal_style
-from jakiro.drafter import JakiroDrafter
 from jakiro.utils.devices import Device, choose_device
 from jakiro.utils.fetch import fetch_model
-from jakiro.utils.files import checksum, ensure_writable_folder, fingerprint, write_atomically
+from jakiro.utils.files import checksum, ensure_writable_folder, fingerprint
 from jakiro.utils.logs import quiet_libraries
 from jakiro.utils.packaged import assets_of, require_extra
 from jakiro.utils.pretrained import load_target
@@ -38,7 +34,7 @@ STEPS = 40  # largest number of steps of the drafter that the demo trains
 MINUTES = 3.0  # largest number of minutes that these steps take
 MAX_NEW_TOKENS = 32
 TEMPERATURES = (0.0, 1.0)
-QUESTION = "Why do cats purr?"  # answered before the table of results
+QUESTION = "Why do cats purr?"
 
 
 def run_demo(
@@ -47,10 +43,10 @@ def run_demo(
     steps: int = STEPS,
     store: Callable[[str], object] | None = None,
 ) -> None:
-    """Fetch the model, train a drafter, compare methods, print the results, and write a report.
+    """Fetch the model, train a drafter, compare methods, and print the results.
 
     Args:
-        cache_folder: folder for the trained drafter and the report; None for the user's cache.
+        cache_folder: folder for the trained drafter; None for the user's cache.
         steps: largest number of optimizer steps; training also ends after `MINUTES`.
     """
     require_extra("gguf")
@@ -64,15 +60,11 @@ def run_demo(
     ):
         model, tokenizer = load_target(MODEL, "auto", choose_device(device))
         fresh = _train(folder, model, tokenizer, device, steps, progress)
-        subject = Subject(model, tokenizer, threads="auto")
-        document = _compare(fresh, subject, progress)
-    _show_example(subject)  # after the progress display, which would overwrite a part of it
-    for part in figures_table(document):  # before the files, which a full disk can prevent
+        document = _compare(fresh, Subject(model, tokenizer, threads="auto"), progress)
+    for part in figures_table(document):  # before the file, which a full disk can prevent
         Console().print(part, highlight=False)
     if store is not None:
         store(document.model_dump_json(indent=1) + "\n")
-    write_atomically(folder / "demo.html", page_of(document))
-    console.print(f"report: {folder / 'demo.html'}", soft_wrap=True)
     _show_next(Console(), str(fresh))
 
 
@@ -124,20 +116,6 @@ def _compare(fresh: Path, subject: Subject, progress: Progress) -> ComparisonDoc
     prompts = prompts_for(settings)
     methods = build_methods(parse_methods(settings.methods), subject)
     return Comparison(settings, prompts, methods, subject, MODEL).run(tracked(progress))
-
-
-def _show_example(subject: Subject) -> None:
-    decoder = subject.decoder(JakiroDrafter.from_pretrained(ASSETS / "drafter"))
-    question = [{"role": "user", "content": QUESTION}]
-    prompt = encode_prompt(question, subject.tokenizer, decoder.target.spec.vocab_size)
-    output = decoder.generate(prompt, temperature=0, max_new_tokens=MAX_NEW_TOKENS)
-    text = Text(str(subject.tokenizer.decode(prompt)), style="dim")
-    tokens = zip(output.new_token_ids, output.depths, strict=True)
-    for piece in pieces_by_depth(tokens, subject.tokenizer):
-        text.append(piece.text, style=terminal_style(piece.depth))
-    console = Console()
-    console.rule("the target's continuation, and the source of each token")
-    console.print(text, terminal_legend(output.depths), sep="\n\n")
 
 
 def _show_next(console: Console, drafter: str) -> None:

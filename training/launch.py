@@ -27,7 +27,6 @@ _logger = get_logger(__name__)
 # A variable of processes whose launcher leads a session.
 LAUNCHED = "JAKIRO_LAUNCHED"
 _PR_SET_PDEATHSIG = 1  # of Linux
-_LOCAL_LAUNCHER = "deepspeed.launcher.launch"  # DeepSpeed's launcher for a single machine
 
 
 def end_with_parent() -> int:
@@ -45,20 +44,13 @@ def end_with_parent() -> int:
 
 
 class LaunchOptions(Settings):
-    """Processes and machines of a run."""
+    """Processes of a run on this machine."""
 
     processes: int | None = Field(None, ge=1)
-    """Number of processes per machine; by default one per GPU, or one if there are no GPUs."""
-    hostfile: Path | None = None
-    """File that lists machines with a shared file system, each on a line of the form NAME
-    slots=NUMBER; by default only this machine."""
-    nodes: int | None = Field(None, ge=1)
-    """Number of machines to use, in the order of the hostfile; by default all."""
-    deepspeed: tuple[str, ...] = ()
-    """Further argument for DeepSpeed's launcher."""
+    """Number of processes; by default one per GPU, or one if there are no GPUs."""
 
-    def local(self, settings: "TrainSettings") -> int:
-        """Return the number of processes on each machine."""
+    def count(self, settings: "TrainSettings") -> int:
+        """Return the number of processes."""
         if self.processes is not None:
             return self.processes
         import torch
@@ -68,64 +60,21 @@ class LaunchOptions(Settings):
         is_gpu = choose_device(settings.engine.device).type == "cuda"
         return torch.cuda.device_count() if is_gpu else 1
 
-    def count(self, settings: "TrainSettings") -> int:
-        """Return the total number of processes on all machines.
-
-        Raises:
-            ConfigError: the hostfile cannot be read or lists too few machines.
-        """
-        if self.hostfile is None:
-            return self.local(settings) * (self.nodes or 1)
-        slots = self._slots(self.hostfile)
-        if self.processes is not None:
-            slots = [min(self.processes, count) for count in slots]
-        return sum(slots)
-
-    def _slots(self, hostfile: Path) -> list[int]:
-        from training.processes import import_deepspeed
-
-        import_deepspeed()
-        from deepspeed.launcher.runner import fetch_hostfile
-
-        try:
-            hosts = fetch_hostfile(str(hostfile))
-        except ValueError as error:
-            raise ConfigError(f"cannot read the hostfile {hostfile}", got=error) from error
-        slots = list((hosts or {}).values())[: self.nodes]
-        if not slots or len(slots) < (self.nodes or 1):
-            raise ConfigError(
-                f"the hostfile {hostfile} lists too few machines",
-                expected=f"{self.nodes or 1} or more lines of the form NAME slots=NUMBER",
-                got=len(slots),
-            )
-        return slots
-
 
 def command(
     settings: "TrainSettings", config: Path, overrides: Sequence[str], processes: LaunchOptions
 ) -> list[str]:
-    """Return the command that starts a run's processes.
-
-    Every process reads the file of settings.
-    """
+    """Return the command that starts a run's processes, each of which reads the settings."""
     from training.processes import free_port
 
-    program = ["--module", "training.train", "--config", str(config)]
-    program += [word for override in overrides for word in ("--set", override)]
-    program = [*processes.deepspeed, *program]
-    if processes.hostfile is None and processes.nodes is None:
-        hosts = {"localhost": _devices(processes.local(settings), settings)}
-        world = base64.urlsafe_b64encode(json.dumps(hosts).encode()).decode()
-        words = [sys.executable, "-u", "-m", _LOCAL_LAUNCHER, "--quiet", "--world_info", world]
-        return [*words, "--master_port", str(free_port()), *program]  # the default may be in use
-    words = [sys.executable, "-m", "deepspeed.launcher.runner"]
-    if processes.hostfile is not None:
-        words += ["--hostfile", str(processes.hostfile)]
-    if processes.nodes is not None:
-        words += ["--num_nodes", str(processes.nodes)]
-    if processes.processes is not None or processes.hostfile is None:
-        words += ["--num_accelerators", str(processes.local(settings))]
-    return [*words, *program]
+    hosts = {"localhost": _devices(processes.count(settings), settings)}
+    world = base64.urlsafe_b64encode(json.dumps(hosts).encode()).decode()
+    return [
+        *(sys.executable, "-u", "-m", "deepspeed.launcher.launch", "--quiet"),
+        *("--world_info", world, "--master_port", str(free_port())),  # the default may be in use
+        *("--module", "training.train", "--config", str(config)),
+        *(word for override in overrides for word in ("--set", override)),
+    ]
 
 
 def _devices(count: int, settings: "TrainSettings") -> list[str]:
@@ -147,17 +96,15 @@ def launch(words: Sequence[str], settings: "TrainSettings") -> int:
     """Run a command from `command` and return its exit code.
 
     Requests to end (SIGINT, SIGTERM) are passed on to the processes of the run, which save their
-    state; a second SIGINT kills those on this machine. DeepSpeed's launcher for a single machine
-    does not receive them, because it would kill processes that are saving. If this process is
-    killed, so are the others on this machine.
+    state; a second SIGINT kills them. DeepSpeed's launcher does not receive them, because it would
+    kill processes that are saving. If this process is killed, so are the others.
     """
     from jakiro.utils.devices import choose_device
 
     device = choose_device(settings.engine.device).type
-    leads = {LAUNCHED: "1"} if _LOCAL_LAUNCHER in words else {}
     started = subprocess.Popen(
         words,
-        env={**os.environ, "DS_ACCELERATOR": device, **leads},
+        env={**os.environ, "DS_ACCELERATOR": device, LAUNCHED: "1"},
         start_new_session=True,  # Ctrl-C reaches only this process
         preexec_fn=end_with_parent,
     )
@@ -172,7 +119,7 @@ def launch(words: Sequence[str], settings: "TrainSettings") -> int:
                 "one that is logged (log_every); press Ctrl-C again to end it at once"
             )
         is_requested = True
-        _signal(started, signal.SIGKILL if is_second else signal.SIGTERM, words)
+        _signal(started, signal.SIGKILL if is_second else signal.SIGTERM)
 
     before = {number: signal.signal(number, end) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
@@ -183,16 +130,15 @@ def launch(words: Sequence[str], settings: "TrainSettings") -> int:
     return EXIT_CODE_INTERRUPTED if code and is_requested else code
 
 
-def _signal(started: subprocess.Popen[bytes], number: int, words: Sequence[str]) -> None:
-    """Send a signal to the processes of a run on this machine; otherwise end the launcher."""
+def _signal(started: subprocess.Popen[bytes], number: int) -> None:
+    """Send a signal to the processes of a run; to the launcher if it has not started them yet."""
     import psutil
 
-    is_local = _LOCAL_LAUNCHER in words
     workers = []
     with suppress(psutil.NoSuchProcess):
-        workers = psutil.Process(started.pid).children() if is_local else []
+        workers = psutil.Process(started.pid).children()
     for worker in workers:
         with suppress(psutil.NoSuchProcess):
             worker.send_signal(number)
     if not workers:
-        started.send_signal(number if is_local else signal.SIGINT)
+        started.send_signal(number)

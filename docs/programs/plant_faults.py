@@ -115,7 +115,7 @@ FAULTS = (
         "inference/remote/text_state.py",
         "return self.last.body",
         "self.next_step = step",
-        "tests/inference/remote tests/inference/serving/remote tests/inference/device",
+        "tests/inference/remote tests/inference/serving/test_sessions.py",
     ),
     Fault(
         "an option of the command line without effect",

@@ -114,8 +114,7 @@ class LearningProcess:
         self.lesson = lesson
         self.is_paused = False
         self._process = process
-        self._started = self._resumed = time.monotonic()
-        self._seconds = 0.0  # seconds of computation before the last pause
+        self._started = time.monotonic()
         data = lesson.model_dump_json().encode()
         self._output = asyncio.ensure_future(process.communicate(data))
 
@@ -132,11 +131,6 @@ class LearningProcess:
         return self._output.done()
 
     @property
-    def seconds(self) -> float:
-        """The number of seconds in which the process was not paused."""
-        return self._seconds + (0.0 if self.is_paused else time.monotonic() - self._resumed)
-
-    @property
     def age(self) -> float:
         """The number of seconds since the start, whether the process was paused or not."""
         return time.monotonic() - self._started
@@ -144,14 +138,13 @@ class LearningProcess:
     def pause(self) -> None:
         """Stop the process at once, unless it is stopped or has ended."""
         if not self.is_paused and not self.is_done:
-            self._seconds = self.seconds
             self.is_paused = True
             self._send(signal.SIGSTOP)
 
     def resume(self) -> None:
         """Let the process continue, if it is stopped."""
         if self.is_paused:
-            self.is_paused, self._resumed = False, time.monotonic()
+            self.is_paused = False
             self._send(signal.SIGCONT)
 
     async def kill(self) -> None:

@@ -1,23 +1,17 @@
-"""What a server keeps of its traffic: texts to learn from, and the tau of recent requests."""
+"""What a server keeps of its traffic: texts to learn from."""
 
 import time
-from collections import Counter, OrderedDict, deque
+from collections import Counter, OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
 from inference.adaptation.lesson import Passage
 
 _HELD_OUT = 8  # one in this many texts is never learned from
-LOOKS = (16, 32, 64)  # numbers of requests after the change at which a comparison takes place
-# One-sided quantile of the normal distribution: a change without effect is undone with a
-# probability of about one percent, over all comparisons.
-QUANTILE = 2.6
-
-Finding = Literal["waiting", "good", "worse"]
 
 
 class Traffic(NamedTuple):
@@ -48,10 +42,6 @@ class TrafficRing:
 
     Whether a text is held out depends on its prompt alone, so no text with a held-out prompt is
     ever learned from.
-
-    Args:
-        secret: key of the choice of held-out prompts. With a secret one, nobody can write prompts
-            that are all held out.
     """
 
     def __init__(
@@ -59,12 +49,10 @@ class TrafficRing:
         max_tokens: int,
         max_seconds: float,
         clock: Callable[[], float] = time.monotonic,
-        secret: bytes = b"",
     ) -> None:
         self._max_tokens = max_tokens
         self._max_seconds = max_seconds
         self._clock = clock
-        self._secret = secret
         self._entries: OrderedDict[bytes, _Entry] = OrderedDict()  # entries by hash, oldest first
         self._tokens: Counter[str] = Counter()  # number of tokens of each tenant
 
@@ -82,7 +70,7 @@ class TrafficRing:
             return False
         ids = _bytes(token_ids)
         text = Passage(token_ids=tuple(token_ids), prompt_length=prompt_length)
-        digest = blake2b(_bytes(text.prompt), digest_size=8, key=self._secret).digest()
+        digest = blake2b(_bytes(text.prompt), digest_size=8).digest()
         key = blake2b(tenant.encode() + b"\0" + ids, digest_size=16).digest()
         is_new = self._remove(key) is None
         is_held_out = int.from_bytes(digest) % _HELD_OUT == 0
@@ -154,67 +142,3 @@ def _spread(entries: Sequence[_Entry], count: int) -> list[_Entry]:
     rest, newest = entries[:-num_newest], entries[-num_newest:]
     number = min(count // 2, len(rest))
     return [*(rest[len(rest) * index // number] for index in range(number)), *newest]
-
-
-class _Rate(NamedTuple):
-    """Tokens per decoding step, and the variance of its logarithm."""
-
-    value: float
-    variance: float
-
-
-class AcceptanceWatch:
-    """Compares the tau of requests before and after a change of the drafter.
-
-    A change of the traffic at the same time may look like a worse drafter. The earlier drafter is
-    then used again, which does no harm.
-    """
-
-    def __init__(self) -> None:
-        self._recent: deque[tuple[int, int]] = deque(maxlen=LOOKS[-1])
-        self._before: _Rate | None = None
-
-    @property
-    def is_watching(self) -> bool:
-        return self._before is not None
-
-    @property
-    def is_ready(self) -> bool:
-        """Whether there are enough requests to compare later ones with."""
-        return len(self._recent) >= LOOKS[0]
-
-    def changed(self, *, watch: bool) -> None:
-        """Record that later requests are drafted with other weights."""
-        self._before = _rate(list(self._recent)) if watch and self.is_ready else None
-        self._recent.clear()
-
-    def add(self, num_tokens: int, num_steps: int) -> Finding:
-        """Add a request, and return what is known about the change.
-
-        Args:
-            num_steps: number of decoding steps, all of which have drafted.
-        """
-        if not num_steps:
-            return "waiting"
-        self._recent.append((num_tokens, num_steps))
-        if self._before is None or len(self._recent) not in LOOKS:
-            return "waiting"
-        after = _rate(list(self._recent))
-        change = np.log(after.value / self._before.value)
-        if change < -QUANTILE * np.sqrt(after.variance + self._before.variance):
-            self._before = None
-            return "worse"
-        if len(self._recent) < LOOKS[-1]:
-            return "waiting"
-        self._before = None
-        return "good"
-
-
-def _rate(requests: list[tuple[int, int]]) -> _Rate:
-    """Return the ratio of sums, and the variance of its logarithm by the delta method."""
-    tokens, steps = np.array(requests, float).T
-    ratio = tokens.sum() / steps.sum()
-    residual = tokens - ratio * steps
-    count = len(requests)
-    variance = residual.var(ddof=1) / count / tokens.mean() ** 2
-    return _Rate(float(ratio), float(variance))

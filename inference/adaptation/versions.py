@@ -1,27 +1,24 @@
 """Versions of a drafter's weights in a folder: written as a whole, and checked before use."""
 
-import secrets
 import shutil
 import uuid
 from collections.abc import Mapping
+from contextlib import suppress
 from hashlib import sha256
 from pathlib import Path
 from typing import Literal, NamedTuple
 
 from filelock import FileLock, Timeout
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
-from safetensors import SafetensorError
 from safetensors.torch import load, save
 from torch import Tensor
 
 from jakiro.errors import CheckpointError, ConfigError
-from jakiro.utils.files import ensure_writable_folder, publish, write_atomically
+from jakiro.utils.files import ensure_writable_folder, publish
 
 _RECORD, _WEIGHTS = "version.json", "weights.safetensors"
 _PARTIAL = ".partial-"
-_LOCK, _SECRET = ".lock", ".secret"
-_SECRET_BYTES = 16
-_MOST_RECORD_BYTES = 1_000_000
+_LOCK = ".lock"
 
 
 class VersionRecord(BaseModel):
@@ -62,8 +59,6 @@ class VersionFolder:
     @property
     def numbers(self) -> list[int]:
         """The numbers of all versions, in ascending order, whether they can be used or not."""
-        if not self.path.is_dir():  # somebody has deleted it
-            return []
         names = (path.name for path in self.path.iterdir() if path.is_dir())
         return sorted(int(name) for name in names if name.isascii() and name.isdigit())
 
@@ -84,38 +79,26 @@ class VersionFolder:
     def record(self, number: int) -> VersionRecord:
         path = self._path_of(number) / _RECORD
         try:
-            with path.open("rb") as file:
-                record = VersionRecord.model_validate_json(file.read(_MOST_RECORD_BYTES))
+            record = VersionRecord.model_validate_json(path.read_bytes())
         except (OSError, ValidationError) as error:
-            raise _unusable(path, "a complete record", type(error).__name__) from error
+            raise CheckpointError(f"{path} is no complete record") from error
         if (record.number, record.identity) != (number, self.identity):
             got = f"version {record.number} of drafter {record.identity}"
-            raise _unusable(path, f"version {number} of drafter {self.identity}", got)
+            raise CheckpointError(f"{path} belongs to another version or drafter", got=got)
         return record
 
     def read(self, number: int) -> Version:
         record = self.record(number)
         path = self._path_of(number) / _WEIGHTS
-        try:
-            data = path.read_bytes()
-        except OSError as error:
-            raise _unusable(path, "a file", error.strerror) from error
-        digest = sha256(data).hexdigest()
-        if digest != record.sha256:
-            raise _unusable(path, f"the hash {record.sha256[:12]}", digest[:12])
-        try:
-            return Version(record, load(data))
-        except SafetensorError as error:
-            raise _unusable(path, "tensors", error) from error
+        data = path.read_bytes() if path.is_file() else b""
+        if sha256(data).hexdigest() != record.sha256:
+            raise CheckpointError(f"{path} was changed or cut off")
+        return Version(record, load(data))
 
     def remove(self, number: int) -> None:
-        """Remove a version, whose number may then be used again."""
-        path = self._path_of(number)
-        if not path.exists():
-            return
-        gone = self.path / f"{_PARTIAL}{uuid.uuid4().hex}"
-        path.rename(gone)  # a reader finds all of it or nothing
-        shutil.rmtree(gone, ignore_errors=True)
+        """Remove a version, if there is one; its number may then be used again."""
+        with suppress(FileNotFoundError):
+            shutil.rmtree(self._path_of(number))
 
     def clean(self, keep: int) -> None:
         """Remove what interrupted processes have left, and all but the newest versions.
@@ -127,21 +110,9 @@ class VersionFolder:
         for number in self.numbers[:-keep]:
             self.remove(number)
 
-    @property
-    def secret(self) -> bytes:
-        """A random key that lasts as long as the versions do."""
-        path = self.path / _SECRET
-        if not path.exists():
-            write_atomically(path, secrets.token_bytes(_SECRET_BYTES))
-        return path.read_bytes()[:_SECRET_BYTES]
-
-    def taught_by(self, tenant: str) -> list[int]:
-        """Return the numbers of all versions that may have learned from a tenant."""
-        return [number for number in self.numbers if self.may_know(number, tenant)]
-
     def purge(self, tenant: str) -> list[int]:
         """Remove all versions that may have learned from a tenant, and return their numbers."""
-        removed = self.taught_by(tenant)
+        removed = [number for number in self.numbers if self.may_know(number, tenant)]
         for number in removed:
             self.remove(number)
         return removed
@@ -163,15 +134,6 @@ class VersionFolder:
         return self.path / f"{number:06d}"
 
 
-def _unusable(path: Path, expected: object, got: object) -> CheckpointError:
-    return CheckpointError(
-        f"{path} cannot be used",
-        expected=expected,
-        got=got,
-        remedy="none is needed, because it is not used",
-    )
-
-
 def lock_of(folder: Path) -> FileLock:
     """Return the lock of a folder of versions, which is held until it is released."""
     lock = FileLock(folder / _LOCK, timeout=0)
@@ -180,8 +142,6 @@ def lock_of(folder: Path) -> FileLock:
     except Timeout as error:
         raise ConfigError(
             f"another process uses the versions in {folder}",
-            expected="a folder that only this server uses",
-            got="a locked folder",
             remedy="stop the other server, or choose another --adapt-folder",
         ) from error
     return lock

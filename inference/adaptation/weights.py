@@ -95,15 +95,6 @@ class ReplaceableWeights:
 
     @torch.no_grad()
     def use(self, weights: Mapping[str, Tensor] | None) -> None:
-        """Replace the weights; if this fails, the drafter has its own weights again.
-
-        Args:
-            weights: weights that were checked; None for the drafter's own.
-        """
-        try:
-            for name, weight in self._current.items():
-                weight.copy_(self._original[name] if weights is None else weights[name])
-        except BaseException:
-            for name, weight in self._current.items():
-                weight.copy_(self._original[name])
-            raise
+        """Replace the weights by others, which were checked; None for the drafter's own."""
+        for name, weight in self._current.items():
+            weight.copy_(self._original[name] if weights is None else weights[name])

@@ -100,9 +100,9 @@ class AutoTree(DraftPolicy):
         if self.request_counter is not None:
             self.request_counter.reset()
 
-    def reproducible(self) -> DraftPolicy:
+    def reproducible(self, places: int | None = None) -> DraftPolicy:
         """Return a policy with trees that depend only on the measured costs."""
-        return AlwaysDraft(None) if self.trees is None else ReproducibleTree(self)
+        return AlwaysDraft(None) if self.trees is None else ReproducibleTree(self, places)
 
 
 class AutoRun(DraftPolicy):
@@ -125,15 +125,7 @@ class AutoRun(DraftPolicy):
         self._costs = [StepCosts(own, arms) for own in costs]
         self._lock = lock
         self._was_requested = False
-        self._times_alone = False  # whether the next step is to have no drafts
         self._index = switch.index  # of the number of threads of the next step
-
-    @property
-    def autoregressive_seconds(self) -> float | None:
-        """The seconds of a decoding step without drafts, as far as such steps were timed."""
-        if self._learner is None:
-            return None
-        return self._switch.seconds_alone(self._index, self._costs[self._index].alone)
 
     @property
     def threads(self) -> int | None:
@@ -141,9 +133,6 @@ class AutoRun(DraftPolicy):
 
     def next_budget(self, progress: RunProgress) -> Budget | None:
         if self._learner is None:
-            return None
-        if self._times_alone:
-            self._times_alone = False
             return None
         with self._lock:
             arm = self._learner.choose(progress, self._costs[self._index])
@@ -168,46 +157,35 @@ class AutoRun(DraftPolicy):
                 self._learner.learn(index, trees, paths)
                 drafting = [costs.draft[index] for costs in self._costs]
                 modeled = [sum(parts) for parts in zip(modeled, drafting, strict=True)]
-            self._times_alone |= self._switch.learn(
-                self._index, modeled, seconds if is_timed else None, is_alone=not num_nodes
-            )
+            typical = seconds if is_timed else None
+            self._switch.learn(self._index, modeled, typical, is_alone=not num_nodes)
             self._index = self._switch.index
 
 
 class ReproducibleTree(DraftPolicy):
-    """Policy with trees of a single size, or no trees, for sampling with a given seed.
+    """Policy with trees of a single size, or no trees, for sampling with a given seed, and lanes.
 
     The sampled text depends on the trees, so trees that follow what was learned would give a
     different text for the same seed. The size is the one that is expected to be fastest at assumed
     acceptance rates. If no size is faster than decoding without drafts, nothing is drafted.
+
+    In a lane, whose sequences come and go, sampled trees have the size for a full lane. Greedy text
+    does not depend on the trees, so its trees become smaller as more sequences are decoded
+    together, each of which makes verification slower.
     """
 
-    def __init__(self, auto: AutoTree) -> None:
-        self._auto = auto
+    def __init__(self, auto: AutoTree, places: int | None = None) -> None:
+        self._auto, self._places = auto, places
 
     def new_run(self, sampling: Sampling, batch: int) -> AlwaysDraft:
         """Return the policy of a run, which learns nothing."""
         assert self._auto.trees is not None, "there are no trees without a drafter"
+        if self._places is not None and sampling.do_sample:
+            batch = self._places
         costs = self._auto.seeded_costs.of_batch(batch)
         arms = tree_arms(self._auto.trees, sampling, costs)
         best, gain = TreeLearner(arms).best(StepCosts(costs, arms))
         return AlwaysDraft(best.budget if gain > 0 else None)
-
-
-class LaneTrees(ReproducibleTree):
-    """Policy of a lane, whose sequences come and go.
-
-    If any sequence samples, trees have the size that is expected to be fastest for a full lane,
-    because sampled text depends on the trees. Greedy text does not, so its trees become smaller as
-    more sequences are decoded together, each of which makes verification slower.
-    """
-
-    def __init__(self, auto: AutoTree, places: int) -> None:
-        super().__init__(auto)
-        self.places = places
-
-    def new_run(self, sampling: Sampling, batch: int) -> AlwaysDraft:
-        return super().new_run(sampling, self.places if sampling.do_sample else batch)
 
 
 def policy_for(
@@ -247,18 +225,6 @@ def policy_for(
     return policy
 
 
-def fixed_policy(policy: DraftPolicy, places: int) -> DraftPolicy:
-    """Return a policy with trees whose size is not learned.
-
-    Instead of trees whose size is selected in each step by what was learned, these trees have the
-    size that is expected to be fastest, for sampling in a full batch and for greedy decoding with
-    each number of sequences.
-    """
-    if not isinstance(policy, AutoTree):
-        return policy
-    return policy.reproducible() if policy.trees is None else LaneTrees(policy, places)
-
-
 def numbered(
     requests: list[Request],
     config: GenerationConfig,
@@ -277,7 +243,7 @@ def numbered(
         is_seeded: whether the caller gave a seed; if tokens are sampled, the sizes of the trees are
             then not learned.
     """
-    if is_seeded and requests[0].sampling.do_sample and isinstance(policy, AutoTree):
+    if is_seeded and requests[0].sampling.do_sample:
         policy = policy.reproducible()
     counters = (request_counter_of(drafter), policy.request_counter)
     tickets = tuple(counter.take() for counter in counters if counter is not None)

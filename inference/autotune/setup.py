@@ -1,6 +1,8 @@
 """A target and a drafter, set up for decoding on this machine."""
 
+from collections.abc import Callable
 from math import isqrt
+from typing import NamedTuple
 
 from transformers import PreTrainedTokenizerBase
 
@@ -20,23 +22,26 @@ from jakiro.utils.settings import validate_settings
 
 MAX_NODES = 24  # of the largest trees that `tree="auto"` may select
 
-_TREES = '"fixed", a TreeShape or a TreePlan'
 
+class Pair(NamedTuple):
+    """A trained drafter that will share the trees of a decoder with another drafter.
 
-def refuse_unusable(tree: object, threads: object) -> None:
-    """Raise an error if an argument of `SpeculativeDecoder` has an unusable value.
-
-    Without this check, some misspelt values would have the effect of others.
+    Attributes:
+        combine: function from the first drafter, made for the target, to the drafter of both.
     """
-    is_number = isinstance(threads, int) and not isinstance(threads, bool) and threads >= 1
-    for name, value, is_usable, others in (
-        ("tree", tree, tree == "fixed" or isinstance(tree, TreeShape | TreePlan), _TREES),
-        ("threads", threads, threads is None or is_number, "None, or a number of at least 1"),
-    ):
-        if not is_usable and value != "auto":
-            raise ConfigError(
-                f"{name}= cannot be used", expected=f'"auto", {others}', got=repr(value)
-            )
+
+    first: JakiroDrafter
+    combine: Callable[[TrainedDrafter], Drafter]
+
+
+def refuse_unusable(tree: object) -> None:
+    """Raise an error if trees are misspelt, which would have the effect of "fixed"."""
+    if tree not in ("auto", "fixed") and not isinstance(tree, TreeShape | TreePlan):
+        raise ConfigError(
+            "tree= cannot be used",
+            expected='"auto", "fixed", a TreeShape or a TreePlan',
+            got=repr(tree),
+        )
 
 
 def set_up_target(
@@ -46,7 +51,7 @@ def set_up_target(
     compiled: bool = False,
     batch_invariant: bool = False,
     captured: bool = False,
-    drafter: JakiroDrafter | Drafter | None = None,
+    drafter: JakiroDrafter | Drafter | Pair | None = None,
     other_weights: bool = False,
 ) -> tuple[TargetAdapter, int | None]:
     """Return the adapter of a target in evaluation mode, and the number of threads of its steps."""
@@ -54,8 +59,9 @@ def set_up_target(
         if compiled and is_set:
             raise ConfigError(f"{other}=True and compiled=True cannot be combined")
     target = TargetAdapter(model.eval())
-    if isinstance(drafter, JakiroDrafter):  # before anything is copied
-        check_target(drafter.config.target_record, target.spec, other_weights=other_weights)
+    trained = drafter.first if isinstance(drafter, Pair) else drafter
+    if isinstance(trained, JakiroDrafter):  # before anything is copied
+        check_target(trained.config.target_record, target.spec, other_weights=other_weights)
     if not compiled:
         # A recorded step must not read weights in a format that only the CPU knows.
         target.fuse(batch_invariant=batch_invariant, reorders=not captured)
@@ -70,7 +76,7 @@ def set_up_target(
 
 
 def set_up_drafter(
-    drafter: JakiroDrafter | Drafter,
+    drafter: JakiroDrafter | Drafter | Pair,
     target: TargetAdapter,
     tokenizer: PreTrainedTokenizerBase | None,
     tree: Trees,
@@ -79,37 +85,29 @@ def set_up_drafter(
     other_weights: bool = False,
     threads: int | None = None,
 ) -> Drafter:
-    """Return a drafter that is ready to draft for a target; only trained drafters are changed."""
-    if not isinstance(drafter, JakiroDrafter):
-        refuse_shape(tree)
-        return drafter
-    with num_threads(threads):
-        return TrainedDrafter.for_target(
-            drafter,
-            target,
-            tokenizer,
-            shapes_of(drafter, tree),
-            compiled=compiled,
-            other_weights=other_weights,
-        )
+    """Return a drafter that is ready to draft for a target; only trained drafters are changed.
 
-
-def shapes_of(drafter: JakiroDrafter, tree: Trees) -> TreeShape | TreePlan | None:
-    """Return the trees of a trained drafter; None for trees with as many levels as in training."""
-    if tree == "auto":
-        return largest_trees(drafter)
-    return None if isinstance(tree, str) else tree
-
-
-def refuse_shape(tree: Trees) -> None:
-    """Raise an error if `tree` is a shape or a plan, which only trained drafters have."""
-    if not isinstance(tree, str):
+    With "auto", a trained drafter can draft the largest trees that may be selected; in a pair, its
+    trees have as many levels as in training.
+    """
+    if isinstance(drafter, Drafter):
+        if isinstance(tree, str):
+            return drafter
         raise ConfigError(
             "only the trees of a trained drafter have a shape",
             expected='tree="auto" or tree="fixed" for this drafter',
             got=tree,
             remedy="set num_nodes and depth in the drafter's settings",
         )
+    trained = drafter.first if isinstance(drafter, Pair) else drafter
+    shapes = None if isinstance(tree, str) else tree
+    if tree == "auto" and trained is drafter:
+        shapes = largest_trees(trained)
+    with num_threads(threads):
+        ready = TrainedDrafter.for_target(
+            trained, target, tokenizer, shapes, compiled=compiled, other_weights=other_weights
+        )
+    return drafter.combine(ready) if isinstance(drafter, Pair) else ready
 
 
 def trees_of_size(

@@ -86,10 +86,6 @@ class Load:
         self.recent = self.usual = 1.0
         self.is_known = True  # of a quiet machine, at first
 
-    def forget(self) -> None:
-        """Estimate the load from the next steps alone."""
-        self.is_known = False
-
     def take(self, ratio: float) -> bool:
         """Learn from a step, and return whether the load has changed."""
         if not self.is_known:
@@ -123,18 +119,10 @@ class ThreadSwitch:
         self._num_steps = 0  # since the last trial, or of the trial
         self._must_try = False
 
-    def seconds_alone(self, index: int, modeled: float) -> float:
-        """Return the expected seconds of a step without drafts, from such steps only.
-
-        Args:
-            modeled: its seconds on a quiet machine.
-        """
-        return modeled * self._loads[index][True].recent
-
     def learn(
         self, index: int, modeled: Sequence[float], seconds: float | None, *, is_alone: bool
-    ) -> bool:
-        """Learn from a step, select the number of threads of the next one, and tell of a change.
+    ) -> None:
+        """Learn from a step, and select the number of threads of the next one.
 
         Args:
             index: of the number of threads that the step used. While several runs decode at the
@@ -142,25 +130,19 @@ class ThreadSwitch:
             modeled: seconds of such a step on a quiet machine, with each number of threads.
             seconds: duration of the step; None if it is not typical.
             is_alone: whether the step had no drafts.
-
-        Returns:
-            whether the load of the machine has changed.
         """
-        if index != self.index:
-            return False
+        if index != self.index or len(self.numbers) == 1:
+            return
         is_first = self._num_steps == 0 and index != self._selected  # is slower than others
         self._num_steps += 1
         has_changed = False
         if seconds is not None and not is_first:
             has_changed = self._loads[index][is_alone].take(seconds / modeled[index])
-            has_changed &= index == self._selected
-        if len(self.numbers) > 1:
-            if has_changed:
-                self._left, self._must_try = min(self._left, self._pause // 8), True
-            self._left -= 1
-            if self._left <= 0:
-                self._decide(modeled, is_alone)
-        return has_changed
+        if has_changed and index == self._selected:
+            self._left, self._must_try = min(self._left, self._pause // 8), True
+        self._left -= 1
+        if self._left <= 0:
+            self._decide(modeled, is_alone)
 
     def _decide(self, modeled: Sequence[float], is_alone: bool) -> None:
         """Start a trial, or end one."""
@@ -171,7 +153,7 @@ class ThreadSwitch:
             is_due = self._must_try or self._num_steps >= LONGEST_PAUSE
             if is_due or modeled[other] < limit:
                 for load in self._loads[other]:
-                    load.forget()
+                    load.is_known = False  # but estimated from the next steps alone
                 self._switch_to(other, TRIAL)
             else:
                 self._left = SHORTEST_PAUSE

@@ -1,52 +1,69 @@
 """Records of a comparison: delivered tokens, samples, and the JSON document with all figures.
 
-Times are in wall-clock seconds, and memory is in bytes.
+Times are in wall-clock seconds.
 """
 
-from collections import Counter
+import os
+import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal, NamedTuple
+from statistics import fmean
+from typing import NamedTuple
 
-import numpy as np
-from pydantic import ConfigDict, Field, NonNegativeInt, PositiveInt, SkipValidation
+import torch
+from pydantic import Field, NonNegativeInt, PositiveInt, SkipValidation
 
-from inference.benchmark.machine import Environment
 from inference.benchmark.settings import ComparisonSettings
 from inference.engine.stats import DecodeStats
 from inference.generation.prompt_file import BenchPrompt
-from inference.trees.shape import TreeShape
+from jakiro.target.adapter import TargetAdapter
+from jakiro.utils.devices import processor
+from jakiro.utils.provenance import provenance
 from jakiro.utils.settings import Settings
+from jakiro.utils.wording import dtype_name
 
 
-class Arrival(NamedTuple):
-    """Tokens that were delivered together."""
+class TargetFacts(Settings):
+    """Properties of the target."""
 
-    seconds: float  # since the start of decoding
-    num_tokens: int
+    name_or_path: str
+    fingerprint: str
+    parameters: int
+    dtype: str
+    # checksum of the GGUF file that the target was converted from; None if there is no such file
+    gguf_sha256: str | None = None
+
+    @property
+    def weights(self) -> str:
+        """The dtype of the weights, and whether they were dequantized."""
+        origin = "" if self.gguf_sha256 is None else " (dequantized from a GGUF file)"
+        return f"{self.dtype}{origin}"
 
 
-@dataclass(frozen=True)
-class Continuation:
+class Environment(Settings):
+    """Machine, versions and target of a measurement."""
+
+    time: str  # UTC, ISO 8601
+    argv: tuple[str, ...]
+    commit: str | None
+    is_dirty: bool | None  # whether the checkout had uncommitted changes
+    versions: dict[str, str | None]
+    platform: str
+    processor: str
+    num_cpus: int | None
+    # over the minute before the measurement; other processes distort the timings
+    load_average: float | None
+    device: str
+    threads: int
+    target: TargetFacts
+
+
+class Continuation(NamedTuple):
     """The answer to a chat turn; `stats` has no seconds, because whole groups are timed."""
 
     token_ids: list[int]
-    arrivals: list[Arrival]
+    seconds_to_first_token: float
     stats: DecodeStats
-
-    @property
-    def gaps(self) -> list[float]:
-        """The seconds before each token after the first delivery.
-
-        The seconds between two deliveries are divided evenly among the tokens of the later one.
-        """
-        pairs = zip(self.arrivals, self.arrivals[1:], strict=False)
-        return [
-            (after.seconds - before.seconds) / after.num_tokens
-            for before, after in pairs
-            for _ in range(after.num_tokens)
-        ]
 
 
 class Decoded(NamedTuple):
@@ -59,8 +76,6 @@ class Decoded(NamedTuple):
 class Sample(Settings):
     """One decoding of a prompt; seconds are divided evenly among prompts decoded together."""
 
-    model_config = ConfigDict(extra="ignore")  # older documents also have texts
-
     prompt: str  # hash of the prompt's content
     category: str
     repeat: int
@@ -70,15 +85,23 @@ class Sample(Settings):
     target_forwards: int  # forward passes of the target after prefill
     turns: PositiveInt = 1  # number of chat turns, each of which is a request
     seconds: float
+    prefill: float = 0.0  # part of the seconds, as the next three
+    draft: float = 0.0
+    verify: float = 0.0
+    commit: float = 0.0
     seconds_to_first_token: float  # mean over chat turns
     # to every chat turn; not stored
     answers: SkipValidation[tuple[Continuation, ...]] = Field((), exclude=True, repr=False)
 
     @classmethod
     def of(
-        cls, prompt: BenchPrompt, answers: Sequence[Continuation], seconds: float, place: "Place"
+        cls,
+        prompt: BenchPrompt,
+        answers: Sequence[Continuation],
+        seconds: Mapping[str, float],
+        place: "Place",
     ) -> "Sample":
-        """Return the sample of a prompt with its answers."""
+        """Return the sample of a prompt with its answers, its seconds and those of phases."""
         stats = DecodeStats.pooled(answer.stats for answer in answers)
         return cls(
             prompt=prompt.fingerprint,
@@ -89,9 +112,8 @@ class Sample(Settings):
             decoded=stats.decoded,
             target_forwards=stats.target_forwards,
             turns=len(answers),
-            seconds=seconds,
-            seconds_to_first_token=sum(answer.arrivals[0].seconds for answer in answers)
-            / len(answers),
+            **seconds,
+            seconds_to_first_token=fmean(one.seconds_to_first_token for one in answers),
             answers=tuple(answers),
         )
 
@@ -108,33 +130,6 @@ class Place(NamedTuple):
     group: int = 0
 
 
-@dataclass
-class Measured:
-    """All measurements of a method at a temperature."""
-
-    samples: list[Sample] = field(default_factory=list)
-    parts: Counter[str] = field(default_factory=Counter)  # seconds of each phase
-    peak_memory: int | None = None  # over all groups, in bytes; None if it cannot be measured
-
-    @property
-    def seconds(self) -> float:
-        """The total seconds of all groups."""
-        return sum(sample.seconds for sample in self.samples)
-
-    @property
-    def tokens_per_second(self) -> float:
-        """The number of new tokens divided by all seconds."""
-        tokens = sum(sample.tokens for sample in self.samples)
-        return tokens / self.seconds if self.seconds else 0.0
-
-    def add(self, other: "Measured") -> None:
-        """Add the measurements of another group."""
-        self.samples += other.samples
-        self.parts.update(other.parts)
-        if other.peak_memory is not None:
-            self.peak_memory = max(self.peak_memory or 0, other.peak_memory)
-
-
 class Seconds(Settings):
     """Seconds by phase, summed over all samples; `other` is the time outside reported phases.
 
@@ -145,32 +140,21 @@ class Seconds(Settings):
     in the phase in which the host waits for the result.
     """
 
-    prefill: float = 0.0
-    draft: float = 0.0
-    verify: float = 0.0
-    commit: float = 0.0
+    prefill: float
+    draft: float
+    verify: float
+    commit: float
     other: float
 
-
-class Quantiles(Settings):
-    """Median and 95th percentile, in seconds."""
-
-    p50: float
-    p95: float
-
     @classmethod
-    def of(cls, values: Sequence[float]) -> "Quantiles":
-        """Return the quantiles of values; zero if there are none."""
-        middle, high = np.quantile(values or [0.0], (0.5, 0.95))
-        return cls(p50=float(middle), p95=float(high))
-
-
-class ExpertFigures(Settings):
-    """Numbers of proposed and accepted candidates of an expert, or of another candidate source."""
-
-    expert: int
-    proposed: int  # candidates to which this expert gave the highest score of all experts
-    accepted: int
+    def of(cls, samples: Sequence[Sample]) -> "Seconds":
+        """Return the sums over samples."""
+        phases = {
+            name: sum(getattr(sample, name) for sample in samples)
+            for name in ("prefill", "draft", "verify", "commit")
+        }
+        total = sum(sample.seconds for sample in samples)
+        return cls(**phases, other=max(0.0, total - sum(phases.values())))
 
 
 class MainFigures(Settings):
@@ -180,18 +164,18 @@ class MainFigures(Settings):
         tau: mean acceptance length, which is the number of tokens per forward pass of the target,
             pooled over all samples; it is 1 for autoregressive decoding. Prefill and the tokens
             that prefill delivers are not included. Prefill usually delivers one token, but several
-            if it also verifies drafts, as in transformers' assisted decoding.
+            if it also verifies drafts, as in transformers' prompt lookup.
         speedup: tokens per second divided by those of the baseline at the same temperature. The
             ends of its 95% interval over prompts are `speedup_low` and `speedup_high`.
+        seconds_per_draft: seconds of drafting divided by the forward passes of the target.
     """
-
-    model_config = ConfigDict(extra="ignore")  # older documents have more figures
 
     tau: float
     tokens_per_second: float
     speedup: float
     speedup_low: float
     speedup_high: float
+    seconds_per_draft: float
 
 
 class CategoryFigures(MainFigures):
@@ -207,19 +191,11 @@ class MethodFigures(MainFigures):
         tau_low, tau_high: ends of the 95% interval of tau over prompts.
         drafting_share: share of the forward passes that verify drafts; None for methods without
             drafts and for those of transformers.
-        decoding_tokens_per_second: tokens after the first delivery, divided by the seconds after
-            the first delivery.
-        identical_to_target: whether all tokens are those of transformers' `generate()`; None if
-            tokens are sampled.
+        identical_share: share of the answers whose tokens are all those of transformers'
+            `generate()`; None if tokens are sampled.
         conditional_acceptance_rate: for each depth, the share of decoding steps that accepted a
             candidate at that depth, among those with candidates to check there.
-        acceptance_rate_per_position: for each depth, the share of all decoding steps that accepted
-            a draft at that depth.
-        inter_token: quantiles of the seconds between tokens; the seconds between two deliveries are
-            divided evenly among tokens delivered together.
-        peak_memory_bytes: peak memory of the process (on an accelerator, of the device) while this
-            method ran, including all loaded models; None if it cannot be measured. On a CPU, this
-            is an upper bound, because memory that other methods have freed may still be included.
+        seconds_to_first_token: median over all samples.
     """
 
     name: str
@@ -230,19 +206,10 @@ class MethodFigures(MainFigures):
     tokens: int
     target_forwards: int
     drafting_share: float | None = None
-    decoding_tokens_per_second: float
-    identical_to_target: bool | None
     identical_share: float | None
     conditional_acceptance_rate: tuple[float, ...] = ()
-    acceptance_rate_per_position: tuple[float, ...] = ()
-    experts: tuple[ExpertFigures, ...] = ()
     seconds: Seconds
-    time_to_first_token: Quantiles
-    inter_token: Quantiles
-    peak_memory_bytes: int | None
-    tree: TreeShape | None = None
-    parameters: int | None = None
-    notes: tuple[str, ...] = ()
+    seconds_to_first_token: float
     categories: dict[str, CategoryFigures] = Field(default_factory=dict)
     samples: tuple[Sample, ...]
 
@@ -255,9 +222,6 @@ class ComparisonDocument(Settings):
             the measurement was interrupted, and only prompts that all methods decoded are included.
     """
 
-    model_config = ConfigDict(extra="ignore")  # older documents also have texts and trees
-
-    version: Literal[1] = 1
     environment: Environment
     settings: ComparisonSettings
     prompts: int
@@ -276,3 +240,37 @@ class ComparisonDocument(Settings):
 def read_document(path: Path) -> ComparisonDocument:
     """Return the document in a file that `jakiro bench --json` wrote."""
     return ComparisonDocument.model_validate_json(path.read_bytes())
+
+
+def device_name(device: torch.device) -> str:
+    """Return the name of a device."""
+    return torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
+
+
+def environment_of(target: TargetAdapter, name_or_path: str) -> Environment:
+    """Return the machine, versions and target of a comparison."""
+    origin = provenance()
+    git = origin.pop("git") or {"sha": None, "is_dirty": None}
+    return Environment(
+        **origin,
+        commit=git["sha"],
+        is_dirty=git["is_dirty"],
+        processor=processor(),
+        load_average=os.getloadavg()[0] if hasattr(os, "getloadavg") else None,
+        device=device_name(target.device),
+        threads=torch.get_num_threads(),
+        target=TargetFacts(
+            name_or_path=name_or_path,
+            fingerprint=target.spec.fingerprint,
+            parameters=target.model.num_parameters(),
+            dtype=dtype_name(target.dtype),
+            gguf_sha256=target.spec.gguf_sha256,
+        ),
+    )
+
+
+def now() -> float:
+    """Return the seconds of a monotonic clock, after the accelerator has done all queued work."""
+    if torch.accelerator.is_available():
+        torch.accelerator.synchronize()
+    return time.perf_counter()

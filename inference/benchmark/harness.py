@@ -13,11 +13,9 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-import torch
 from transformers import PreTrainedTokenizerBase
 
-from inference.benchmark.document import Continuation, Measured, Place, Sample
-from inference.benchmark.machine import now, peak_memory
+from inference.benchmark.document import Continuation, Place, Sample, now
 from inference.benchmark.methods import Method, SamplingOptions
 from inference.benchmark.settings import ComparisonSettings
 from inference.generation.prompt_file import BenchPrompt
@@ -28,7 +26,7 @@ from jakiro.utils.token_text import text_of_tokens
 
 Encode = Callable[[Prompt], list[int]]
 Decode = Callable[[list[int]], str]
-Results = dict[tuple[str, float], Measured]
+Results = dict[tuple[str, float], list[Sample]]  # of each method at each temperature
 _FIRST = Place()
 
 
@@ -37,31 +35,27 @@ class Texts(NamedTuple):
 
     encode: Encode
     decode: Decode
-    # largest number of prompt tokens that leaves room for an answer
-    longest_prompt: int = sys.maxsize
+    max_position: int = sys.maxsize  # of the target
 
     @classmethod
-    def of(
-        cls, target: TargetAdapter, tokenizer: PreTrainedTokenizerBase, max_new_tokens: int
-    ) -> "Texts":
+    def of(cls, target: TargetAdapter, tokenizer: PreTrainedTokenizerBase) -> "Texts":
         """Return the conversion by a target's tokenizer."""
         return cls(
             lambda prompt: encode_prompt(prompt, tokenizer, target.spec.vocab_size),
             lambda ids: text_of_tokens(tokenizer, ids),
-            target.spec.max_position - max_new_tokens,
+            target.spec.max_position,
         )
 
     def require_room(self, prompts: Sequence[BenchPrompt], max_new_tokens: int) -> None:
         """Raise an error if a prompt is unusable, or too long for its answers."""
-        max_position = self.longest_prompt + max_new_tokens
         for number, prompt in enumerate(prompts, start=1):
             answers = [""] * len(prompt.later_turns)
             written = prompt.num_turns * max_new_tokens
             length = len(self.encode(prompt.chat_turn(answers))) + written
-            if length > max_position:
+            if length > self.max_position:
                 raise PromptError(
                     f"prompt {number} and its answers do not fit into the target's context of "
-                    f"{max_position} tokens: there are {length}, of which {written} are new"
+                    f"{self.max_position} tokens: there are {length}, of which {written} are new"
                 )
 
 
@@ -73,13 +67,11 @@ class Harness:
         methods: Sequence[Method],
         settings: ComparisonSettings,
         texts: Texts,
-        device: torch.device,
         advance: Callable[[], None] = lambda: None,
     ) -> None:
         self.methods = methods
         self.settings = settings
         self.texts = texts
-        self.device = device
         self.advance = advance
         self.is_interrupted = False
 
@@ -116,27 +108,25 @@ class Harness:
         sampling: SamplingOptions,
         seed: int,
         place: Place = _FIRST,
-    ) -> Measured:
-        """Return the measurement of a group of prompts.
+    ) -> list[Sample]:
+        """Return the samples of a group of prompts.
 
         Args:
             seed: seed of the first chat turn; the seed increases by 1 with each later chat turn.
         """
         turns: list[list[Continuation]] = [[] for _ in group]
-        seconds = [0.0] * len(group)
-        parts: Counter[str] = Counter()
+        seconds: list[Counter[str]] = [Counter() for _ in group]
         for turn in range(max(prompt.num_turns for prompt in group)):
             live = [index for index, prompt in enumerate(group) if prompt.num_turns > turn]
-            ids = [self.encode(group[index], turns[index]) for index in live]
+            ids = [self._encode(group[index], turns[index]) for index in live]
             started = now()
             decoded = method.decode(ids, sampling, seed + turn)
-            share = (now() - started) / len(live)
+            taken = {**decoded.parts, "seconds": now() - started}
             for index, continuation in zip(live, decoded.continuations, strict=True):
                 turns[index].append(continuation)
-                seconds[index] += share
-            parts.update(decoded.parts)
+                seconds[index].update({name: value / len(live) for name, value in taken.items()})
         answers = zip(group, turns, seconds, strict=True)
-        return Measured([Sample.of(*answer, place) for answer in answers], parts)
+        return [Sample.of(*answer, place) for answer in answers]
 
     def sampling(self, temperature: float) -> SamplingOptions:
         """Return the sampling options at a temperature."""
@@ -160,21 +150,18 @@ class Harness:
                         of_group[method.name, temperature] = measured
                         self.advance()
                 for key, measured in of_group.items():
-                    results.setdefault(key, Measured()).add(measured)
+                    results.setdefault(key, []).extend(measured)
 
     def _measure_group(
         self, method: Method, groups: list[list[BenchPrompt]], temperature: float, place: Place
-    ) -> Measured:
+    ) -> list[Sample]:
         if not self.settings.keep_state:
             method.reset()
         # All methods get the same seed, so methods that sample in the same way generate the same
         # text.
         seed = self.settings.seed + 1000 * (place.repeat * len(groups) + place.group)
         sampling = self.sampling(temperature)
-        with peak_memory(self.device) as peak:
-            measured = self.decode(method, groups[place.group], sampling, seed, place)
-        measured.peak_memory = peak.bytes
-        return measured
+        return self.decode(method, groups[place.group], sampling, seed, place)
 
     def _warm_up(self, groups: list[list[BenchPrompt]], sampling: SamplingOptions) -> None:
         """Decode a group of each size: a decoder may measure costs for each size."""
@@ -185,20 +172,10 @@ class Harness:
             method.reset()
             self.advance()
 
-    def encode(self, prompt: BenchPrompt, turns: Sequence[Continuation]) -> list[int]:
-        """Return the prompt of the next chat turn; if it is too long, shorten the last answer.
-
-        The text of an answer may be encoded as more tokens than were generated.
-        """
-        answers = [list(turn.token_ids) for turn in turns]
-        while True:
-            ids = self.texts.encode(
-                prompt.chat_turn([self.texts.decode(answer) for answer in answers])
-            )
-            excess = len(ids) - self.texts.longest_prompt
-            if excess <= 0 or not answers or not answers[-1]:
-                return ids
-            answers[-1] = answers[-1][:-excess]
+    def _encode(self, prompt: BenchPrompt, turns: Sequence[Continuation]) -> list[int]:
+        """Return the prompt of the next chat turn."""
+        answers = [self.texts.decode(turn.token_ids) for turn in turns]
+        return self.texts.encode(prompt.chat_turn(answers))
 
 
 def group_prompts(

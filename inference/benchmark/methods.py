@@ -6,14 +6,9 @@ from typing import Any, NamedTuple, Protocol
 import torch
 
 from inference.autotune.policy import AutoTree
-from inference.benchmark.document import Arrival, Continuation, Decoded
+from inference.benchmark.document import Continuation, Decoded
 from inference.decoder import SpeculativeDecoder
-from inference.drafters.combined.drafter import CombinedDrafter
-from inference.drafters.repeating import RepeatingDrafter
-from inference.drafters.small_lm import SmallLMDrafter
-from inference.drafters.trained.drafter import TrainedDrafter
 from inference.engine.loop import DecodeRun
-from inference.trees.shape import TreeShape
 
 
 class SamplingOptions(NamedTuple):
@@ -35,10 +30,8 @@ class Method(Protocol):
     """A decoding method that can be measured."""
 
     name: str  # unique
-    family: str  # name under which the fastest of several settings is reported
+    family: str  # name of the method of which this is one of several settings or trainings
     kind: str
-    note: str  # remark for readers of the report
-    threads: int | None  # number of threads of decoding steps; None for torch's current number
 
     def decode(self, prompts: list[list[int]], sampling: SamplingOptions, seed: int) -> Decoded:
         """Continue prompts together."""
@@ -48,45 +41,27 @@ class Method(Protocol):
         """Discard what was learned from the texts of earlier prompts."""
         ...
 
-    def tree(self, temperature: float) -> TreeShape | None:
-        """Return the shape of the draft trees; None if there are no trees of a fixed shape."""
-        ...
-
-    @property
-    def parameters(self) -> int | None:
-        """The number of the drafter's parameters; None if no model drafts."""
-        ...
-
-
-def setting(method: Method) -> str:
-    """Return in words what distinguishes a method from others of its family."""
-    count = method.threads
-    threads = "" if count is None else f"{count} thread{'s' if count > 1 else ''}"
-    return ", ".join(part for part in (method.note, threads) if part)
-
 
 class JakiroDecoding:
     """A method that decodes with this package."""
 
-    def __init__(self, name: str, kind: str, decoder: SpeculativeDecoder, note: str = "") -> None:
+    def __init__(self, name: str, kind: str, decoder: SpeculativeDecoder) -> None:
         self.name = self.family = name
         self.kind = kind
         self.decoder = decoder
-        self.note = note
-        self.threads = decoder.threads
 
     def decode(self, prompts: list[list[int]], sampling: SamplingOptions, seed: int) -> Decoded:
         """Continue prompts together."""
         started = time.perf_counter()
         run = self.start(prompts, sampling, seed)
-        arrivals: list[list[Arrival]] = [[] for _ in prompts]
+        first: dict[int, float] = {}
         for steps in run:
             seconds = time.perf_counter() - started
             for tokens in steps:
-                arrivals[tokens.index].append(Arrival(seconds, len(tokens.token_ids)))
+                first.setdefault(tokens.index, seconds)
         continuations = [
-            Continuation(sequence.new_token_ids, when, sequence.stats)
-            for sequence, when in zip(run.sequences, arrivals, strict=True)
+            Continuation(sequence.new_token_ids, first[index], sequence.stats)
+            for index, sequence in enumerate(run.sequences)
         ]
         parts = {part: taken for part, taken in run.seconds.items() if part != "total"}
         return Decoded(continuations, parts)
@@ -109,22 +84,3 @@ class JakiroDecoding:
     def reset(self) -> None:
         """Discard what was learned from earlier texts; keep what was learned about tree sizes."""
         self.decoder.reset(trees=False)
-
-    def tree(self, temperature: float) -> TreeShape | None:
-        """Return the shape of the draft trees; None if there are no trees of a fixed shape."""
-        plan = self.decoder.plan
-        if plan is None:
-            return None
-        return plan.sampling if temperature else plan.greedy
-
-    @property
-    def parameters(self) -> int | None:
-        """The number of the drafter's parameters; None if no model drafts."""
-        drafter = self.decoder.drafter
-        if isinstance(drafter, RepeatingDrafter):
-            drafter = drafter.drafter
-        if isinstance(drafter, CombinedDrafter):
-            drafter = drafter.first
-        if isinstance(drafter, SmallLMDrafter):
-            return drafter.model.model.num_parameters()
-        return drafter.model.num_parameters() if isinstance(drafter, TrainedDrafter) else None

@@ -13,12 +13,10 @@ which they were sampled, so a text does not determine its steps.
 from collections.abc import Iterator, Sequence
 
 import torch
-from pydantic import NonNegativeInt
 from rich.table import Table
 
-from inference.benchmark.document import Continuation, Decoded, Sample
+from inference.benchmark.document import Continuation, Decoded, Environment, Sample, environment_of
 from inference.benchmark.harness import Harness, Results, Texts
-from inference.benchmark.machine import Environment, environment_of
 from inference.benchmark.methods import JakiroDecoding, SamplingOptions
 from inference.benchmark.report import INTERRUPTED, table_of
 from inference.benchmark.run import prompts_for
@@ -35,10 +33,10 @@ from inference.engine.context import Context
 from inference.engine.loop import DecodeRun
 from inference.engine.policy import AlwaysDraft
 from inference.engine.stats import DecodeStats
-from inference.protocol import AdaptiveSession
 from inference.sampling.random_numbers import StepRandom
-from jakiro.errors import ConfigError, DataError
+from jakiro.errors import DataError
 from jakiro.target.adapter import TargetAdapter
+from jakiro.utils.devices import num_threads
 from jakiro.utils.progress import Track, untracked
 from jakiro.utils.settings import Settings
 
@@ -48,20 +46,6 @@ LEGEND = (
     "with candidates to check at each depth that accepted one of them. Speeds are not measured; "
     "larger trees and slower drafters take more time."
 )
-
-
-class ReplayedPrompt(Settings):
-    """Counts of a prompt, summed over its chat turns.
-
-    Attributes:
-        decoded: number of tokens after the first one of each chat turn, which prefill delivers.
-        steps: number of decoding steps in which the trained drafter would have produced them.
-    """
-
-    prompt: str
-    category: str
-    decoded: NonNegativeInt
-    steps: NonNegativeInt
 
 
 class ReplayRow(Settings):
@@ -74,6 +58,8 @@ class ReplayRow(Settings):
             trainings of both are paired by their order.
         conditional_acceptance_rate: for each depth, the share of the decoding steps with candidates
             to check at this depth that accepted one of them, pooled over trainings.
+        samples: samples of each training. `target_forwards` is the number of decoding steps in
+            which the drafter would have produced the text; the seconds say nothing.
     """
 
     drafter: str
@@ -81,7 +67,7 @@ class ReplayRow(Settings):
     tau: Ratio
     ratio: Ratio
     conditional_acceptance_rate: tuple[float, ...]
-    counts: tuple[tuple[ReplayedPrompt, ...], ...]
+    samples: tuple[tuple[Sample, ...], ...]
 
 
 class ReplayDocument(Settings):
@@ -124,8 +110,7 @@ class ReplayedDecoding(JakiroDecoding):
         run = self.start(prompts, sampling, seed)
         counts = replay(run, [answer.token_ids for answer in answers])
         continuations = [
-            Continuation(answer.token_ids, answer.arrivals, stats)
-            for answer, stats in zip(answers, counts, strict=True)
+            answer._replace(stats=stats) for answer, stats in zip(answers, counts, strict=True)
         ]
         return Decoded(continuations, {})
 
@@ -141,10 +126,10 @@ class Replay:
         self.prompts = prompts_for(settings.model_copy(update={"methods": (AUTOREGRESSIVE,)}))
         if len(self.prompts) < 2:
             raise DataError("an interval needs more than one prompt; pass more in --prompts")
-        texts = Texts.of(target, subject.tokenizer, settings.max_new_tokens)
+        texts = Texts.of(target, subject.tokenizer)
         texts.require_room(self.prompts, settings.max_new_tokens)
         methods = _methods(names, subject)
-        self.harness = Harness(methods, settings, texts, target.device)
+        self.harness = Harness(methods, settings, texts)
         self.trainings: dict[str, list[str]] = {}
         for method in methods:
             self.trainings.setdefault(method.family, []).append(method.name)
@@ -156,21 +141,23 @@ class Replay:
             DataError: all texts at a temperature end with their first token.
         """
         self.harness.advance = track("Replaying", self.harness.num_groups(self.prompts))
-        results = self.harness.measure(self.prompts)
+        threads = self.settings.threads  # "auto" is for measurements of speed
+        with num_threads(None if threads == "auto" else threads):
+            results = self.harness.measure(self.prompts)
         first = self.harness.methods[0].name
         measured = [t for t in self.settings.temperatures if (first, t) in results]
         return ReplayDocument(
             environment=self.environment,
             settings=self.settings,
             is_complete=not self.harness.is_interrupted,
-            tokens={t: sum(one.tokens for one in results[first, t].samples) for t in measured},
+            tokens={t: sum(one.tokens for one in results[first, t]) for t in measured},
             rows=tuple(row for t in measured for row in self._rows(t, results)),
         )
 
     def _rows(self, temperature: float, results: Results) -> Iterator[ReplayRow]:
         base = None
         for name, trainings in self.trainings.items():
-            measured = [results[training, temperature].samples for training in trainings]
+            measured = [results[training, temperature] for training in trainings]
             units = sorted(sample.prompt for sample in measured[0])
             rate = rate_of(measured, TAU, units)
             base = base or rate
@@ -183,7 +170,7 @@ class Replay:
                 tau=product([(1.0, rate)]),
                 ratio=ratio(rate, base),
                 conditional_acceptance_rate=tuple(pooled.conditional_acceptance_rate),
-                counts=tuple(_counts(samples) for samples in measured),
+                samples=tuple(map(tuple, measured)),
             )
 
 
@@ -197,18 +184,6 @@ def _methods(names: Sequence[MethodName], subject: Subject) -> list[ReplayedDeco
     ]
 
 
-def _counts(samples: Sequence[Sample]) -> tuple[ReplayedPrompt, ...]:
-    return tuple(
-        ReplayedPrompt(
-            prompt=sample.prompt,
-            category=sample.category,
-            decoded=sample.decoded,
-            steps=sample.target_forwards,
-        )
-        for sample in sorted(samples, key=lambda sample: sample.prompt)
-    )
-
-
 def replay_tables(document: ReplayDocument) -> Iterator[Table | str]:
     """Yield a note after an interruption, a table for each temperature, and a legend."""
     if not document.is_complete:
@@ -217,8 +192,8 @@ def replay_tables(document: ReplayDocument) -> Iterator[Table | str]:
         rows = [row for row in document.rows if row.temperature == temperature]
         first = rows[0]
         yield table_of(
-            f"T = {temperature:g}; trainings: {len(first.counts)}, prompts: "
-            f"{len(first.counts[0])}, tokens: {num_tokens:,}",
+            f"T = {temperature:g}; trainings: {len(first.samples)}, prompts: "
+            f"{len(first.samples[0])}, tokens: {num_tokens:,}",
             ("drafter", "tau", f"tau / {first.drafter}", "by depth"),
             [
                 (
@@ -238,13 +213,13 @@ def replay(run: DecodeRun, answers: Sequence[Sequence[int]]) -> list[DecodeStats
     """Return the counts with which a run would produce given answers, up to rounding.
 
     Args:
-        run: a run that has not started yet, and drafts in every step; it is closed afterwards.
+        run: a run that has not started yet, and proposes a deterministic tree of one size in every
+            step; it is closed afterwards.
         answers: tokens after the prompt of each request, at least one and at most as many as the
             request allows.
     """
     context = run.context
     try:
-        _require_replayable(run)
         texts = [
             [*state.token_ids, *answer]
             for state, answer in zip(run.sequences, answers, strict=True)
@@ -254,22 +229,6 @@ def replay(run: DecodeRun, answers: Sequence[Sequence[int]]) -> list[DecodeStats
         return _steps(run, texts, starts)
     finally:
         run.close()
-
-
-def _require_replayable(run: DecodeRun) -> None:
-    session = run.context.session
-    assert session is not None, "there is nothing to replay without a drafter"
-    faults = {
-        "samples its candidates": session.is_sampled,
-        "learns from decoding steps": isinstance(session, AdaptiveSession),
-        "chooses the sizes of its trees": not isinstance(run.policy, AlwaysDraft),
-    }
-    for fault, is_present in faults.items():
-        if is_present:
-            raise ConfigError(
-                f"the steps of a text cannot be replayed with a drafter that {fault}",
-                remedy="decode the prompts instead (`jakiro bench`)",
-            )
 
 
 def _read(context: Context, texts: Sequence[list[int]], starts: Sequence[int]) -> None:
@@ -287,6 +246,8 @@ def _steps(run: DecodeRun, texts: list[list[int]], starts: Sequence[int]) -> lis
     context, policy = run.context, run.policy
     assert isinstance(policy, AlwaysDraft)
     assert policy.budget is not None
+    assert context.session is not None
+    assert not context.session.is_sampled
     last = context.target.spec.max_position - 1
     stats = [DecodeStats(emitted=1) for _ in texts]
     live = list(range(len(texts)))
@@ -304,7 +265,7 @@ def _steps(run: DecodeRun, texts: list[list[int]], starts: Sequence[int]) -> lis
         context.lengths = lengths
         begun = [texts[index][: length + 1] for index, length in zip(live, lengths, strict=True)]
         proposed = context.propose(begun, policy.budget, StepRandom()).limited(last)
-        for row, tree in enumerate(proposed.to_host()[0]):
+        for row, tree in enumerate(proposed.to_host()):
             rest = texts[live[row]][lengths[row] + 1 :]
             path = tree.follow(rest)
             count = min(len(path) + 1, len(rest))

@@ -1,15 +1,12 @@
 """Reports of a comparison: tables for a terminal, and one HTML page with a figure and a table."""
 
-import shlex
 import warnings
 from collections.abc import Iterable, Iterator, Sequence
 from io import StringIO
-from pathlib import Path
 from typing import Any
 
-from jinja2 import Environment, FileSystemLoader, StrictUndefined
-from markupsafe import Markup
 from rich import box
+from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
@@ -23,25 +20,21 @@ LEGEND = (
     "new tokens divided by all seconds. first: median milliseconds to the first token. same: share "
     "of greedy answers that equal those of generate()."
 )
-_LABEL_LIMIT = 46  # characters
 _WIDTH, _ROW, _FIGURE = 10.0, 0.35, 2.2  # inches
+_COLUMNS = 120  # of the text in a page
 _STYLE = {
     "svg.hashsalt": "report",  # the same document gives the same page
     "text.parse_math": False,  # dollar signs in a name do not start a formula
-    "axes.titlesize": 10.5,
-    "axes.titlelocation": "left",
-    "axes.axisbelow": True,
-    "font.size": 9.5,
-    "grid.color": "#eceff3",
-    "ytick.left": False,
 }
 
 
 def table_of(title: str, columns: Sequence[str], rows: Iterable[Sequence[str]]) -> Table:
-    """Return a table whose first column is on the left, and the others on the right."""
+    """Return a table with its first column on the left; only the first and the last one wrap."""
     table = Table(title=title, box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
     for number, name in enumerate(columns):  # brackets in a text would be read as markup
-        table.add_column(Text(name), justify="right" if number else "left", overflow="fold")
+        is_fixed = 0 < number < len(columns) - 1
+        justify: Any = "right" if number else "left"
+        table.add_column(Text(name), justify=justify, overflow="fold", no_wrap=is_fixed)
     for row in rows:
         table.add_row(*map(Text, row))
     return table
@@ -64,7 +57,7 @@ def notes(document: ComparisonDocument) -> Iterator[str]:
     """Yield what a reader of the table must know."""
     yield LEGEND
     yield f"Weights of the target: {document.environment.target.weights}."
-    if any(method.identical_to_target is False for method in document.methods):
+    if any((method.identical_share or 1) < 1 for method in document.methods):
         yield (
             "Answers that differ need not be wrong: when several tokens are computed together, "
             "logits are rounded differently, which can decide between tokens that are almost "
@@ -89,7 +82,7 @@ def cells(figures: MethodFigures) -> tuple[str, ...]:
         "-" if figures.drafting_share is None else f"{figures.drafting_share:.0%}",
         f"{figures.tokens_per_second:.1f}",
         f"{figures.speedup:.2f}{'' if _has_too_few(figures) else limits}",
-        f"{figures.time_to_first_token.p50 * 1e3:.0f}",
+        f"{figures.seconds_to_first_token * 1e3:.0f}",
         "-" if figures.identical_share is None else f"{figures.identical_share:.0%}",
     )
 
@@ -99,38 +92,25 @@ def _has_too_few(figures: MethodFigures) -> bool:
 
 
 def page_of(document: ComparisonDocument) -> str:
-    """Return a page that needs no other file; the same document always gives the same page."""
-    environment = Environment(
-        loader=FileSystemLoader(Path(__file__).parent),
-        autoescape=True,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
-    temperatures = dict.fromkeys(method.temperature for method in document.methods)
-    groups = {
-        temperature: [method for method in document.methods if method.temperature == temperature]
-        for temperature in temperatures
-    }
-    return environment.get_template("report.html.jinja").render(
-        document=document,
-        target=document.environment.target,
-        groups=groups,
-        columns=COLUMNS,
-        cells=cells,
-        notes=list(notes(document)),
-        interrupted=INTERRUPTED,
-        picture=_picture(groups),
-        command=shlex.join(document.environment.argv),
-    )
+    """Return an HTML page with a picture, the tables, and the settings; it needs no other file."""
+    console = Console(file=StringIO(), record=True, width=_COLUMNS)
+    for part in figures_table(document):
+        console.print(part, highlight=False)
+    facts = document.model_dump(mode="json", include={"environment", "settings"})
+    console.print_json(data=facts)
+    start, body, end = console.export_html(inline_styles=True).partition("<body>")
+    return f"{start}{body}\n{_picture(document)}\n{end}"
 
 
-def _picture(groups: dict[float, list[MethodFigures]]) -> Markup:
+def _picture(document: ComparisonDocument) -> str:
     """Return speed-ups and acceptance by depth at each temperature, as an `<svg>` element."""
     from matplotlib import style  # an optional package, which takes a second to import
     from matplotlib.figure import Figure
 
-    names = dict.fromkeys(method.name for group in groups.values() for method in group)
+    groups: dict[float, list[MethodFigures]] = {}
+    for method in document.methods:
+        groups.setdefault(method.temperature, []).append(method)
+    names = dict.fromkeys(method.name for method in document.methods)
     colors = {name: f"C{number % 10}" for number, name in enumerate(names)}
     heights = [_FIGURE + _ROW * len(group) for group in groups.values()]
     target = StringIO()
@@ -145,7 +125,7 @@ def _picture(groups: dict[float, list[MethodFigures]]) -> Markup:
             _draw_acceptance(right, methods, colors)
         figure.savefig(target, format="svg", metadata={"Date": None})
     drawing = target.getvalue()
-    return Markup(drawing[drawing.index("<svg") :])
+    return drawing[drawing.index("<svg") :]
 
 
 def _draw_speedups(axes: Any, methods: list[MethodFigures], colors: dict[str, str]) -> None:
@@ -156,20 +136,14 @@ def _draw_speedups(axes: Any, methods: list[MethodFigures], colors: dict[str, st
     ]
     rows = range(len(methods))
     axes.barh(rows, values, color=[colors[method.name] for method in methods], xerr=errors)
-    axes.set_yticks(rows, [_shorten(method.name) for method in methods])
+    axes.set_yticks(rows, [method.name for method in methods])
     axes.invert_yaxis()
     axes.axvline(1.0, color="black", linewidth=1, linestyle="--")
 
 
 def _draw_acceptance(axes: Any, methods: list[MethodFigures], colors: dict[str, str]) -> None:
     axes.set(title="share of checked steps accepted, by depth", ylim=(0, 1.02), xlabel="depth")
-    axes.grid(visible=True, axis="y")
+    axes.grid(visible=True, axis="y", alpha=0.3)
     for method in methods:
         if rates := method.conditional_acceptance_rate:
             axes.plot(range(1, len(rates) + 1), rates, "o-", color=colors[method.name])
-
-
-def _shorten(name: str) -> str:
-    """Return a name, without its middle if it is long."""
-    half = _LABEL_LIMIT // 2
-    return name if len(name) <= _LABEL_LIMIT else f"{name[:half]}…{name[-half:]}"

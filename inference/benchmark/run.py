@@ -8,21 +8,19 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from itertools import chain, zip_longest
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 from inference.benchmark.document import (
     CategoryFigures,
     ComparisonDocument,
-    ExpertFigures,
-    Measured,
     MethodFigures,
-    Quantiles,
     Sample,
     Seconds,
+    environment_of,
 )
 from inference.benchmark.harness import Harness, Results, Texts
-from inference.benchmark.machine import environment_of
-from inference.benchmark.methods import Method, setting
+from inference.benchmark.methods import Method
 from inference.benchmark.settings import (
     AUTOREGRESSIVE,
     TRANSFORMERS,
@@ -72,13 +70,13 @@ class Comparison:
         self.model = subject.model
         self.baseline = settings.baseline or _default_baseline(methods)
         target = TargetAdapter(self.model)
-        self.texts = Texts.of(target, subject.tokenizer, settings.max_new_tokens)
+        self.texts = Texts.of(target, subject.tokenizer)
         self.texts.require_room(prompts, settings.max_new_tokens)
         self.environment = environment_of(target, name_or_path)
 
     def run(self, track: Track = untracked) -> ComparisonDocument:
         """Measure all methods, and return the document."""
-        harness = Harness(self.methods, self.settings, self.texts, self.model.device)
+        harness = Harness(self.methods, self.settings, self.texts)
         # Untimed work that may fail is done first, so that a failure loses no measurement.
         reference = self._reference(harness, track)
         harness.advance = track("Decoding", harness.num_groups(self.prompts))
@@ -86,37 +84,31 @@ class Comparison:
         return ComparisonDocument(
             environment=self.environment,
             settings=self.settings,
-            prompts=len(
-                {sample.prompt for measured in results.values() for sample in measured.samples}
-            ),
+            prompts=len({sample.prompt for samples in results.values() for sample in samples}),
             is_complete=not harness.is_interrupted,
             baseline=self.baseline,
             methods=tuple(self._figures(results, reference)),
         )
 
     def _figures(self, results: Results, untimed: Sequence[Sample]) -> list[MethodFigures]:
-        families: dict[str, list[Method]] = {}
-        for method in self.methods:
-            families.setdefault(method.family, []).append(method)
         figures = []
         measured_at = {temperature for _, temperature in results}
         for temperature in filter(measured_at.__contains__, self.settings.temperatures):
             reference = None
             if not temperature:
-                greedy = untimed or results[str(self._measured_reference), 0.0].samples
+                greedy = untimed or results[str(self._measured_reference), 0.0]
                 reference = {sample.prompt: sample.token_ids for sample in greedy}
-            best = {name: _best(family, temperature, results) for name, family in families.items()}
-            baseline = results[best[self.baseline].name, temperature]
+            of_baseline = [
+                results[method.name, temperature]
+                for method in self.methods
+                if method.family == self.baseline
+            ]
+            baseline = max(of_baseline, key=_speed)
             figures += [
                 _figures_of(
-                    method,
-                    temperature,
-                    results[method.name, temperature],
-                    baseline,
-                    reference,
-                    _rivals(families[name], method, temperature, results),
+                    method, temperature, results[method.name, temperature], baseline, reference
                 )
-                for name, method in best.items()
+                for method in self.methods
             ]
         return figures
 
@@ -138,7 +130,7 @@ class Comparison:
         advance = track("Greedy answers of the target, not timed", len(self.prompts))
         samples = []
         for prompt in self.prompts:
-            samples += harness.decode(method, [prompt], harness.sampling(0.0), 0).samples
+            samples += harness.decode(method, [prompt], harness.sampling(0.0), 0)
             advance()
         return samples
 
@@ -158,31 +150,17 @@ def _default_baseline(methods: Sequence[Method]) -> str:
     return next(families, methods[0].family)
 
 
-def _best(methods: Sequence[Method], temperature: float, results: Results) -> Method:
-    return max(methods, key=lambda method: results[method.name, temperature].tokens_per_second)
-
-
-def _rivals(
-    methods: Sequence[Method], best: Method, temperature: float, results: Results
-) -> list[str]:
-    """Return a note on the slower settings of a method; empty if there is only one setting."""
-    others = [
-        f"{setting(method)}: {results[method.name, temperature].tokens_per_second:.1f} tokens/s"
-        for method in methods
-        if method is not best
-    ]
-    if not others:
-        return []
-    return [f"the fastest of several settings on these samples; the others: {'; '.join(others)}"]
+def _speed(samples: Sequence[Sample]) -> float:
+    """Return the new tokens divided by all seconds."""
+    return sum(one.tokens for one in samples) / sum(one.seconds for one in samples)
 
 
 def _figures_of(
     method: Method,
     temperature: float,
-    measured: Measured,
-    baseline: Measured,
+    samples: Sequence[Sample],
+    baseline: Sequence[Sample],
     reference: Mapping[str, list[list[int]]] | None,
-    notes: Sequence[str] = (),
 ) -> MethodFigures:
     """Return the figures of a method at a temperature.
 
@@ -190,39 +168,27 @@ def _figures_of(
         reference: greedy tokens of the target itself, for the hash of each prompt and each chat
             turn; None if tokens are sampled.
     """
-    samples, parts = measured.samples, measured.parts
     stats = DecodeStats.pooled(answer.stats for sample in samples for answer in sample.answers)
     same = []
     if reference is not None:
         same = [sample.token_ids == reference[sample.prompt] for sample in samples]
     tau = _tau(samples)
     return MethodFigures(
-        name=method.family,
+        name=method.name,
         kind=method.kind,
         temperature=temperature,
         tau_low=tau.low,
         tau_high=tau.high,
-        **_main_figures(samples, baseline.samples),
+        **_main_figures(samples, baseline),
         tokens=stats.emitted,
         target_forwards=stats.target_forwards,
         drafting_share=None if method.kind in WITHOUT_DRAFTERS else stats.drafting_share,
-        decoding_tokens_per_second=_decoding_speed(measured),
-        identical_to_target=all(same) if same else None,
         identical_share=sum(same) / len(same) if same else None,
         conditional_acceptance_rate=tuple(stats.conditional_acceptance_rate),
-        acceptance_rate_per_position=tuple(stats.acceptance_rate_per_position),
-        experts=_experts(stats),
-        seconds=Seconds(**parts, other=max(0.0, measured.seconds - parts.total())),
-        time_to_first_token=Quantiles.of([sample.seconds_to_first_token for sample in samples]),
-        inter_token=Quantiles.of(
-            [gap for sample in samples for answer in sample.answers for gap in answer.gaps]
-        ),
-        peak_memory_bytes=measured.peak_memory,
-        tree=method.tree(temperature),
-        parameters=method.parameters,
-        notes=tuple(note for note in (setting(method), *notes) if note),
-        categories=_categories(samples, baseline.samples),
-        samples=tuple(sample.model_copy(update={"answers": ()}) for sample in samples),
+        seconds=Seconds.of(samples),
+        seconds_to_first_token=median(one.seconds_to_first_token for one in samples),
+        categories=_categories(samples, baseline),
+        samples=tuple(samples),
     )
 
 
@@ -236,6 +202,8 @@ def _main_figures(samples: Sequence[Sample], baseline: Sequence[Sample]) -> dict
         "speedup": speedup.value,
         "speedup_low": speedup.low,
         "speedup_high": speedup.high,
+        "seconds_per_draft": sum(one.draft for one in samples)
+        / max(sum(one.target_forwards for one in samples), 1),
     }
 
 
@@ -244,30 +212,6 @@ def _tau(samples: Sequence[Sample]) -> Ratio:
     if not rate.top.sum() or not rate.bottom.sum():  # prefill has delivered all tokens
         return Ratio(value=1.0, low=1.0, high=1.0, by_seed=(1.0,))
     return product([(1.0, rate)])
-
-
-def _decoding_speed(measured: Measured) -> float:
-    """Return the tokens per second, without the first tokens of each chat turn and their time."""
-    # Seconds until all prompts of a group had their first token, for each chat turn.
-    first: dict[object, float] = {}
-    for sample in measured.samples:
-        for number, answer in enumerate(sample.answers):
-            key = sample.repeat, sample.group, number
-            first[key] = max(first.get(key, 0.0), answer.arrivals[0].seconds)
-    decoding = measured.seconds - sum(first.values())
-    tokens = sum(sample.decoded for sample in measured.samples)
-    return tokens / decoding if decoding > 0 else 0.0
-
-
-def _experts(stats: DecodeStats) -> tuple[ExpertFigures, ...]:
-    """Return the figures of each expert; none if all candidates have the same proposer."""
-    proposed, accepted = stats.proposed_by_proposer, stats.accepted_by_proposer
-    if len(proposed) < 2:
-        return ()
-    return tuple(
-        ExpertFigures(expert=expert, proposed=proposed[expert], accepted=accepted[expert])
-        for expert in sorted(proposed)
-    )
 
 
 def _categories(

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Literal
 
-from pydantic import AfterValidator, Field, NonNegativeFloat, NonNegativeInt, PositiveInt
+from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveInt
 
 from inference.drafters.names import ADED, LM, UNTRAINED, PairName
 from inference.drafters.names import LOOKUP as UNTRAINED_LOOKUP
@@ -14,16 +14,15 @@ from jakiro.errors import ConfigError
 from jakiro.utils.settings import Settings, validate_settings
 
 TRANSFORMERS, COMPILED = "transformers", "transformers-compiled"
-LOOKUP, ASSISTED = "transformers-lookup", "transformers-assisted"
+LOOKUP = "transformers-lookup"
 AUTOREGRESSIVE, DRAFTER = "autoregressive", "drafter"
-OF_TRANSFORMERS = (TRANSFORMERS, COMPILED, LOOKUP, ASSISTED)
+OF_TRANSFORMERS = (TRANSFORMERS, COMPILED, LOOKUP)
 WITHOUT_DRAFTERS = (*OF_TRANSFORMERS, AUTOREGRESSIVE)
 KINDS = (*WITHOUT_DRAFTERS, DRAFTER, *UNTRAINED)
-WITH_PATH = (ASSISTED, DRAFTER, LM)
-OPTIONAL_PATH = (ADED,)
-SINGLE_PROMPT = (LOOKUP, ASSISTED)  # transformers drafts for one prompt at a time
+WITH_PATH = (DRAFTER, LM)
+OPTIONAL_PATH = (ADED, LOOKUP)
 
-Tree = Literal["auto", "fixed", "deterministic", "sampled"]
+Tree = Literal["auto", "fixed", "deterministic"]
 Count = Annotated[int, Field(ge=1, le=MOST_CANDIDATES)]
 
 _OF_DRAFTERS = {"tree", "candidates", "merged-repeats"}
@@ -33,15 +32,7 @@ _OPTION = re.compile(rf",({'|'.join(_OPTIONS)})=([^,]*)$")
 REPLAYED_CANDIDATES = 60  # of a replayed tree, unless a method says otherwise
 
 
-def _different(temperatures: tuple[float, ...]) -> tuple[float, ...]:
-    if len(set(temperatures)) < len(temperatures):
-        raise ValueError("a temperature is given twice")
-    return temperatures
-
-
-Temperatures = Annotated[
-    tuple[NonNegativeFloat, ...], Field(min_length=1), AfterValidator(_different)
-]
+Temperatures = Annotated[tuple[NonNegativeFloat, ...], Field(min_length=1)]
 
 
 class ComparisonSettings(Settings):
@@ -77,20 +68,20 @@ class ComparisonSettings(Settings):
     other_weights: bool = False
     """Use trained drafters even if they were trained for other weights of the target."""
     baseline: str | None = None
-    """Name of the method that speed-ups are relative to; by default transformers,
-    else autoregressive, else the first method."""
+    """Name of the method that speed-ups are relative to; by default transformers, with the
+    fastest number of threads, else autoregressive, else the first method."""
 
 
 class MethodName(Settings):
     """A parsed method name.
 
     Attributes:
-        path: path of the drafting model, or of the initial table of `aded`; None if not given.
+        path: path of the drafting model, or of the initial table of `aded`, or number of tokens
+            that transformers' prompt lookup drafts; None if not given.
         tree: "auto" for trees whose size is expected to be the fastest in each decoding step,
             "fixed" for trees of a single shape, by default of the depth that the drafter was
-            trained for, "deterministic" for trees of the best candidates at every temperature,
-            "sampled" (the same as "fixed") for trees whose candidates are sampled if tokens are
-            sampled.
+            trained for, whose candidates are sampled if tokens are sampled, "deterministic" for
+            trees of the best candidates at every temperature.
         levels: number of forward passes of the drafter per tree; None for the number that the
             drafter was trained with.
         second: second drafter, which shares trees with the first: `aded`, `aded=TABLE` or
@@ -145,7 +136,7 @@ def methods_of(settings: ComparisonSettings) -> list[MethodName]:
     """Return the methods of a comparison, after checking that they suit its other settings."""
     methods = parse_methods(settings.methods)
     for method in methods:
-        if settings.batch_size > 1 and method.kind in SINGLE_PROMPT:
+        if settings.batch_size > 1 and method.kind == LOOKUP:
             raise ConfigError(f"{method.kind} decodes one prompt at a time (--batch-size 1)")
     names = [method.name for method in methods]
     if settings.baseline is not None and settings.baseline not in names:
@@ -186,13 +177,13 @@ def _refuse_wrong(text: str, kind: str, path: str, options: Mapping[str, str]) -
         allowed.add("levels")
     is_deterministic = kind in (ADED, UNTRAINED_LOOKUP) or tree == "deterministic"
     sized_auto = "tree" in options and tree == "auto" and "candidates" in options
-    unknown = re.search(r",[\w-]+=", path) and not Path(path).exists()
     faults = {
         f"one of {', '.join(KINDS)}, or a pair such as lookup+drafter=PATH or aded+lm=PATH": kind
         not in KINDS,
         f"{kind}=PATH": kind in WITH_PATH and not path,
+        f"{LOOKUP}=N with a number of tokens": kind == LOOKUP and path and not path.isdigit(),
         f"{kind} without a path": kind not in (*WITH_PATH, *OPTIONAL_PATH) and path,
-        f"only the options {', '.join(sorted(allowed))}": options.keys() - allowed or unknown,
+        f"only the options {', '.join(sorted(allowed))}": options.keys() - allowed,
         "either tree=auto, which selects the number of candidates, or candidates=N": kind == DRAFTER
         and sized_auto,
         f"tree=auto or tree=fixed with {kind}": kind in UNTRAINED and tree not in ("auto", "fixed"),

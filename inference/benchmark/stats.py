@@ -38,6 +38,7 @@ _ANGLES = 100_000  # steps of a numeric integral
 # Fields of a sample whose ratio is a rate.
 TAU = ("decoded", "target_forwards")  # tokens per forward pass of the target, both after prefill
 SPEED = ("tokens", "seconds")
+DRAFTING = ("draft", "target_forwards")  # seconds of drafting in each forward pass
 
 
 class Rate(NamedTuple):

@@ -1,8 +1,7 @@
 """Decoding by `generate()` of transformers, with or without drafts."""
 
-import copy
+import math
 import time
-from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -10,11 +9,10 @@ from torch import Tensor
 from transformers import CompileConfig, PreTrainedModel, StaticCache
 from transformers.generation.streamers import BaseStreamer
 
-from inference.benchmark.document import Arrival, Continuation, Decoded
+from inference.benchmark.document import Continuation, Decoded
 from inference.benchmark.methods import SamplingOptions
 from inference.benchmark.settings import COMPILED, TRANSFORMERS
 from inference.engine.stats import DecodeStats
-from inference.trees.shape import TreeShape
 from jakiro.utils.devices import num_threads
 from jakiro.utils.pretrained import end_ids
 
@@ -25,7 +23,7 @@ class TransformersDecoding:
     """A method that decodes with the target's own `generate()`.
 
     Args:
-        family: name under which the fastest of several settings is reported; None for `name`.
+        family: name of the method of which this is one of several settings; None for `name`.
         **how: further arguments of `generate()`, such as `prompt_lookup_num_tokens`.
     """
 
@@ -36,19 +34,15 @@ class TransformersDecoding:
         model: PreTrainedModel,
         family: str | None = None,
         *,
-        note: str = "",
         threads: int | None = None,
         **how: Any,
     ) -> None:
         self.name = name
         self.family = family or name
         self.kind = kind
-        self.note = note
         self.threads = threads
         self._model = model
         self._how = how
-        self._assistant = how.get("assistant_model")
-        self._before = copy.deepcopy(getattr(self._assistant, "generation_config", None))
 
     def decode(self, prompts: list[list[int]], options: SamplingOptions, seed: int) -> Decoded:
         """Continue prompts together, with padding on the left."""
@@ -68,27 +62,16 @@ class TransformersDecoding:
                 **self._how,
                 **self._cache(input_ids.shape[1] + options.max_new_tokens),
             )
-        first, total = watch.arrivals[0].seconds, watch.seconds
+        first, total = watch.first, watch.seconds
         parts = {"prefill": first} | ({} if self._is_drafting else {"verify": total - first})
         continuations = [
-            self._continuation(sequence, watch.arrivals)
+            self._continuation(sequence, watch)
             for sequence in tokens[:, input_ids.shape[1] :].tolist()
         ]
         return Decoded(continuations, parts)
 
     def reset(self) -> None:
-        """Restore the assistant's generation config, which transformers may change in `decode`."""
-        if self._assistant is not None:
-            self._assistant.generation_config = copy.deepcopy(self._before)
-
-    def tree(self, temperature: float) -> TreeShape | None:
-        """Return None, because transformers does not draft trees."""
-        return None
-
-    @property
-    def parameters(self) -> int | None:
-        """The number of the assistant's parameters; None if there is no assistant."""
-        return None if self._assistant is None else int(self._assistant.num_parameters())
+        """Do nothing, because nothing is learned."""
 
     def _cache(self, length: int) -> dict[str, Any]:
         return {}
@@ -109,18 +92,18 @@ class TransformersDecoding:
         masks = [[0] * (width - len(ids)) + [1] * len(ids) for ids in prompts]
         return torch.tensor(padded, device=device), torch.tensor(masks, device=device)
 
-    def _continuation(self, sequence: list[int], deliveries: Sequence[Arrival]) -> Continuation:
+    def _continuation(self, sequence: list[int], watch: "_Deliveries") -> Continuation:
         """Return the new tokens of a sequence before its padding, with their statistics."""
         ends = set(end_ids(self._model.generation_config))
         lengths = (index + 1 for index, token in enumerate(sequence) if token in ends)
         ids = sequence[: next(lengths, len(sequence))]
         # Without drafts, every token after the one from prefill needs one forward pass.
-        forwards = len(deliveries) - 1 if self._is_drafting else len(ids) - 1
-        arrivals = _first(deliveries, len(ids))
         stats = DecodeStats(
-            from_prefill=arrivals[0].num_tokens, emitted=len(ids), target_forwards=forwards
+            from_prefill=min(watch.num_first, len(ids)),
+            emitted=len(ids),
+            target_forwards=(watch.count if self._is_drafting else len(ids)) - 1,
         )
-        return Continuation(ids, arrivals, stats)
+        return Continuation(ids, watch.first, stats)
 
 
 class CompiledDecoding(TransformersDecoding):
@@ -144,17 +127,22 @@ class CompiledDecoding(TransformersDecoding):
 
 
 class _Deliveries(BaseStreamer):
-    """Recorder of the times at which tokens are delivered, after each forward pass of the target.
+    """Counter of the deliveries of tokens, after each forward pass of the target.
 
     After the first delivery, the number of threads is set to `threads`, so that only prefill uses
     another number.
+
+    Attributes:
+        first: seconds until the first delivery; infinite before it.
+        num_first: number of tokens of a sequence in it.
     """
 
     def __init__(self, threads: int | None) -> None:
         self.threads = threads
-        self.arrivals: list[Arrival] = []
+        self.count = -1  # the prompt arrives first
+        self.first = math.inf
+        self.num_first = 0
         self._started = time.perf_counter()
-        self._has_prompt = False
 
     @property
     def seconds(self) -> float:
@@ -163,21 +151,12 @@ class _Deliveries(BaseStreamer):
 
     def put(self, value: Tensor) -> None:
         """Receive the prompt first, then the new tokens of every sequence."""
-        if self._has_prompt:
-            self.arrivals.append(Arrival(self.seconds, value.numel() if value.dim() > 1 else 1))
+        self.count += 1
+        if self.count == 1:
+            self.first = self.seconds
+            self.num_first = value.numel() if value.dim() > 1 else 1
             if self.threads is not None:
                 torch.set_num_threads(self.threads)
-        self._has_prompt = True
 
     def end(self) -> None:
         """Do nothing, because all tokens have been delivered."""
-
-
-def _first(arrivals: Sequence[Arrival], count: int) -> list[Arrival]:
-    """Return the arrivals of the first `count` tokens."""
-    kept: list[Arrival] = []
-    for arrival in arrivals:
-        if count > 0:
-            kept.append(Arrival(arrival.seconds, min(arrival.num_tokens, count)))
-            count -= arrival.num_tokens
-    return kept

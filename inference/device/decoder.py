@@ -7,13 +7,7 @@ from typing import Any, Literal
 
 from pydantic import ValidationError
 
-from inference.device.drafting import (
-    check_reads_tokens,
-    check_vocab_size,
-    check_writes_alone,
-    device_drafter,
-    memory_request,
-)
+from inference.device.drafting import device_drafter, memory_request
 from inference.device.link import ServerLink
 from inference.device.offline_text import OfflineText, OfflineWriting
 from inference.device.text import RemoteOutput, RemoteStep, RemoteText
@@ -22,7 +16,7 @@ from inference.drafters.trained.memory import row_format
 from inference.protocol import Drafter, RequestTicket, request_counter_of
 from inference.remote.messages import ChatMessage, OpenSession, RowEncoding
 from inference.sampling.random_numbers import random_stream
-from jakiro.errors import ConfigError, PromptError
+from jakiro.errors import PromptError
 
 RemotePrompt = str | Sequence[int] | Sequence[dict[str, Any]]
 
@@ -69,11 +63,6 @@ class RemoteDecoder:
         offline: OfflineWriting | Literal["stop"] | None = None,
         **load: Any,
     ) -> None:
-        if isinstance(drafter, Drafter) and not isinstance(drafter, TrainedDrafter):
-            check_reads_tokens(drafter)
-        if isinstance(offline, str) and offline != "stop":
-            expected = "OfflineWriting(...), 'stop', or None to wait"
-            raise ConfigError(f"offline cannot be {offline!r}", expected=expected)
         self._link = ServerLink(url, key, patience)
         try:
             self.info = self._link.info()
@@ -81,10 +70,7 @@ class RemoteDecoder:
                 name, drafter = drafter, device_drafter(drafter, self.info, **load)
                 if isinstance(offline, OfflineWriting):
                     offline = offline.with_tokenizer_of(name)
-            check_vocab_size(drafter, self.info)
             self._memory = memory_request(drafter, self.info, memory)
-            if isinstance(offline, OfflineWriting):
-                check_writes_alone(drafter)
         except BaseException:
             self._link.close()
             raise
@@ -111,7 +97,6 @@ class RemoteDecoder:
         self,
         prompt: RemotePrompt,
         *,
-        on_text: Callable[[str], object] | None = None,
         on_step: Callable[[RemoteStep], object] | None = None,
         **options: Any,
     ) -> RemoteOutput:
@@ -133,8 +118,6 @@ class RemoteDecoder:
             for step in steps:
                 if on_step is not None:
                     on_step(step)
-                if on_text is not None and step.text and step.is_verified:
-                    on_text(step.text)
         return text.output()
 
     def stream(self, prompt: RemotePrompt, **options: Any) -> Iterator[str]:

@@ -18,7 +18,7 @@ from transformers import (
 from inference.draft_tree import DraftTree, SequenceTree
 from inference.drafters.aded.drafter import AdedDrafter
 from inference.drafters.base import TokenSession
-from inference.drafters.delegating import DelegatingDrafter, DelegatingSession
+from inference.drafters.delegating import DelegatingSession
 from inference.drafters.lookup import LookupDrafter
 from inference.drafters.names import ADED, LM, LOOKUP, UntrainedName
 from inference.drafters.small_lm import SmallLMDrafter
@@ -43,15 +43,13 @@ from inference.remote.messages import (
 from inference.sampling.options import Sampling
 from inference.sampling.random_numbers import StepRandom
 from jakiro.drafter import JakiroDrafter
-from jakiro.errors import ConfigError, ResourceError, TargetMismatch
+from jakiro.errors import ConfigError, TargetMismatch
 from jakiro.target.ends import DESCRIPTION_FILE, read_device_target
 from jakiro.target.record import tokenizer_fingerprint
-from jakiro.utils.packaged import packaged_drafter
 from jakiro.utils.pretrained import load_causal_lm, load_tokenizer, torch_dtype
 
 NONE = "none"
 
-_MOST_PADDING = 4_096  # largest number of ids that a target has beyond those of a smaller model
 _CHUNK = 512  # number of tokens that a drafter reads at once
 
 
@@ -76,16 +74,11 @@ def device_drafter(name: str, info: VerifierInfo, **load: Any) -> Drafter | None
         return _load_small_lm(str(parsed.path), info, load)
     if (exported := exported_folder(name)) is not None:
         return _load_exported(exported, **load)
-    if (Path(name) / "config.json").is_file() or packaged_drafter(name) is not None:
-        raise ConfigError(
-            f"the drafter {name} was not exported for a machine without its target",
-            got=f"a drafter or a model without {DESCRIPTION_FILE}",
-            remedy=f"run jakiro export --to device {name} --out FOLDER where the target is",
-        )
     raise ConfigError(
         f"the drafter {name} cannot draft on this machine for a target on a server",
         expected=f"{LOOKUP}, {ADED}, {LM}=MODEL, {NONE}, or a folder of jakiro export --to device",
-        remedy="use one of these, or let the server draft with jakiro serve --drafter",
+        remedy=f"if it is a trained drafter, run jakiro export --to device {name} --out FOLDER "
+        "where the target is",
     )
 
 
@@ -95,30 +88,17 @@ def exported_folder(name: str) -> Path | None:
     return folder if (folder / DESCRIPTION_FILE).is_file() else None
 
 
-def check_reads_tokens(drafter: Drafter) -> None:
-    """Raise an error if a drafter needs the target's hidden states."""
-    if drafter.needs or drafter.hidden_states:
-        raise ConfigError(
-            f"{drafter!r} needs the target's hidden states, which stay on the server",
-            remedy="use lookup, aded or lm=MODEL, or let the server draft with jakiro serve "
-            "--drafter",
-        )
-
-
-def check_writes_alone(drafter: Drafter | None) -> None:
-    """Raise an error if there is no drafter that could write without a connection."""
-    if drafter is None:
-        raise ConfigError(
-            "nothing can be written without a drafter while the server cannot be reached",
-            remedy="choose lm=MODEL or a trained drafter, or wait for the server without `offline`",
-        )
-
-
 def memory_request(
     drafter: Drafter | None, info: VerifierInfo, encoding: RowEncoding
 ) -> MemoryRequest | None:
     """Return the memory to ask the server for; None if the drafter reads tokens alone."""
     if not isinstance(drafter, TrainedDrafter):
+        if drafter is not None and (drafter.needs or drafter.hidden_states):
+            raise ConfigError(
+                f"{drafter!r} needs the target's hidden states, which stay on the server",
+                remedy="use lookup, aded or lm=MODEL, or let the server draft with jakiro serve "
+                "--drafter",
+            )
         if encoding != "exact":
             raise ConfigError(
                 f"memory is encoded as {encoding} only for a trained drafter",
@@ -137,25 +117,6 @@ def memory_request(
             remedy="start it with jakiro serve --drafter DRAFTER --remote-sessions 8",
         )
     return MemoryRequest(encoder=encoder_fingerprint(drafter.model), encoding=encoding)
-
-
-def check_vocab_size(drafter: Drafter | None, info: VerifierInfo) -> None:
-    """Raise an error if a small model cannot belong to a target with the server's vocabulary.
-
-    The embeddings of models with the same tokenizer may be padded to different sizes.
-    """
-    while isinstance(drafter, DelegatingDrafter):
-        drafter = drafter.drafter
-    if not isinstance(drafter, SmallLMDrafter):
-        return
-    least, most = drafter.vocab_size, drafter.model.spec.vocab_size + _MOST_PADDING
-    if not least <= info.vocab_size <= most:
-        raise TargetMismatch(
-            f"the vocabulary of the server's target {info.model} does not fit the drafter",
-            expected=f"{least} to {most} token ids",
-            got=info.vocab_size,
-            remedy="use a smaller model of the target's family",
-        )
 
 
 def _load_exported(
@@ -178,8 +139,6 @@ def _load_small_lm(path: str, info: VerifierInfo, load: dict[str, Any]) -> Small
     if tokenizer_fingerprint(tokenizer) != info.tokenizer:
         raise TargetMismatch(
             f"the small language model {path} does not have the tokenizer of the server's target",
-            expected=f"the vocabulary of {info.model}",
-            got=f"{len(tokenizer)} tokens with a different vocabulary hash",
             remedy="use a smaller model of the target's family",
         )
     model = load_causal_lm(path, "the small language model", **load)
@@ -223,13 +182,6 @@ class DeviceDrafting:
 
     def add_rows(self, rows: UInt8[np.ndarray, "tokens bytes"]) -> None:
         """Add the memory of verified tokens, in their order."""
-        if rows.shape[1] != self._rows.shape[1]:
-            raise ResourceError(
-                "the server has other memory than when this machine connected to it",
-                expected=f"{self._rows.shape[1]} bytes for each token",
-                got=rows.shape[1],
-                remedy="connect again",
-            )
         self._rows = np.concatenate([self._rows, rows])
 
     @property
@@ -248,7 +200,7 @@ class DeviceDrafting:
         """
         base_length = torch.tensor([len(token_ids) - 1], device=self.device)
         if self.session is None:
-            return DraftTree.empty(base_length, step).sequence_tree()
+            return DraftTree.empty(base_length).sequence_tree()
         self.advance(token_ids)
         random = StepRandom([self.sampling.stream_key(step)], self.device)
         return self.session.propose(self._budget, random).sequence_tree()

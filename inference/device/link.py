@@ -1,6 +1,5 @@
 """Requests to a server that verifies drafts, which are repeated until they are answered."""
 
-import logging
 import random
 import time
 from collections.abc import Callable
@@ -38,8 +37,7 @@ _SECONDS_TO_CLOSE = 2.0
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.05, 2.0  # seconds between two attempts
 _FIRST_WAIT, _LONGEST_WAIT = 10.0, 60.0  # seconds that an attempt waits for its answer
 _SECONDS_OF_WORK = 600.0  # largest number of seconds in which a server reads a prompt
-# Status codes after which a request is sent again. Those of networks that ask to sign in are last.
-_REPEATED = {408, 425, 429, 502, 503, 504, 302, 303, 307, 511}
+_BUSY = {429, 503}
 _REFUSED = {401, 403}
 _WRONG = {400, 409}
 _GONE = {404, 410}  # status codes of a session that the server does not have
@@ -86,6 +84,10 @@ class Unanswered(ResourceError):
     is_at_work = False
 
 
+class SessionGone(Exception):
+    """The server does not have the session of a text any more."""
+
+
 class ServerLink:
     """The connection to one server; thread-safe."""
 
@@ -104,9 +106,7 @@ class ServerLink:
     def info(self) -> VerifierInfo:
         """Return the target and the limits of the server; this request is sent once."""
         read = partial(parse_message, kind=VerifierInfo)
-        info = self._answer("GET", "verify", b"", read, LinkTraffic(), patience=0.0)
-        assert info is not None, "there is no session yet"
-        return info
+        return self._answer("GET", "verify", b"", read, LinkTraffic(), patience=0.0)
 
     def open(self, request: OpenSession, traffic: LinkTraffic) -> SessionOpened:
         """Open a session.
@@ -120,19 +120,18 @@ class ServerLink:
         """
         body = request.model_dump_json().encode()
         read = partial(parse_message, kind=SessionOpened)
-        opened = self._answer("POST", "verify/sessions", body, read, traffic)
-        assert opened is not None, "there is no session yet"
-        if traffic.has_ended:  # nobody else would end the session
-            self.end(opened.session)
-        return opened
+        return self._answer("POST", "verify/sessions", body, read, traffic)
 
     def submit(
         self, session: str, step: int, body: bytes, traffic: LinkTraffic, has_rows: bool = False
-    ) -> AnsweredStep | None:
-        """Return the verdict of a step; None if the server does not have the session any more.
+    ) -> AnsweredStep:
+        """Return the verdict of a step.
 
         Args:
             has_rows: whether the session has a memory, whose rows come with verdicts.
+
+        Raises:
+            SessionGone: the server does not have the session any more.
         """
 
         def read(content: bytes) -> AnsweredStep:
@@ -142,8 +141,8 @@ class ServerLink:
 
         return self._answer("PUT", f"{_SESSIONS}{session}/steps/{step}", body, read, traffic)
 
-    def memory(self, session: str, begin: int, end: int, traffic: LinkTraffic) -> Rows | None:
-        """Return rows of memory; None if the server does not have the session any more."""
+    def memory(self, session: str, begin: int, end: int, traffic: LinkTraffic) -> Rows:
+        """Return rows of memory; raises `SessionGone` like `submit`."""
 
         def read(content: bytes) -> Rows:
             header, rows = decode_with_rows(content, MemoryRows)
@@ -174,12 +173,8 @@ class ServerLink:
         traffic: LinkTraffic,
         *,
         patience: float | None = None,
-    ) -> AnswerT | None:
-        """Return the content of the first final response; None if the session is gone.
-
-        An answer that cannot be read, or an error that the server has not written, is not final: a
-        page of a proxy, for example, may take the place of the server's answer while the server is
-        restarted, and the same request can be sent again.
+    ) -> AnswerT:
+        """Send a request until it is answered, and return the content of the answer.
 
         A connection may be lost without a sign of it, so an answer that is late is asked for again.
         It may also take long, so each attempt waits twice as long as the one before. Patience does
@@ -188,12 +183,7 @@ class ServerLink:
         started, pause, seconds = time.monotonic(), _FIRST_PAUSE, _FIRST_WAIT
         while True:
             try:
-                response = self._response(method, path, body, traffic, seconds)
-                if response.is_success:
-                    return read(response.content)
-                break
-            except MessageError as error:
-                failure = self._unreadable(describe(error))
+                return self._attempt(method, path, body, read, traffic, seconds)
             except Unanswered as error:
                 failure = error
             allowed = self._patience if patience is None else patience
@@ -205,17 +195,24 @@ class ServerLink:
             if traffic.has_ended:
                 raise failure
             traffic.num_repeats += 1
-            level = logging.WARNING if pause < _LONGEST_PAUSE <= 2 * pause else logging.DEBUG
-            _logger.log(level, "%s; trying again for %.0f s", failure, left)  # warns once
+            if pause < _LONGEST_PAUSE <= 2 * pause:  # once
+                _logger.warning("%s; trying again for %.0f s", failure, left)
             pause, seconds = min(2 * pause, _LONGEST_PAUSE), min(2 * seconds, _LONGEST_WAIT)
-        if path.startswith(_SESSIONS) and response.status_code in _GONE:
-            return None
-        raise self._error_of(path, response)
 
-    def _response(
-        self, method: str, path: str, body: bytes, traffic: LinkTraffic, seconds: float
-    ) -> httpx2.Response:
-        """Send a request once, and return a response unless another server has written it."""
+    def _attempt(
+        self,
+        method: str,
+        path: str,
+        body: bytes,
+        read: Callable[[bytes], AnswerT],
+        traffic: LinkTraffic,
+        seconds: float,
+    ) -> AnswerT:
+        """Send a request once.
+
+        What the server has not written, such as the page of a proxy while the server is restarted,
+        is no answer.
+        """
         traffic.num_calls += 1
         traffic.bytes_up += len(body)
         timeout = httpx2.Timeout(seconds, connect=_SECONDS_TO_CONNECT)
@@ -230,14 +227,30 @@ class ServerLink:
             failure.is_at_work = method == "POST" and isinstance(error, httpx2.ReadTimeout)
             raise failure from error
         traffic.bytes_down += len(response.content)
-        if response.status_code in _REPEATED:
-            raise self._busy(response)
-        if not response.is_success and _written_problem(response) is None:
-            raise self._unreadable(f"status {response.status_code}")
-        return response
+        status = response.status_code
+        try:
+            if response.is_success:
+                return read(response.content)
+            problem = _Refusal.model_validate_json(response.content).error
+        except (MessageError, ValidationError) as error:
+            raise Unanswered(
+                f"the answers of the server at {self.url} cannot be read",
+                got=f"status {status}",
+                remedy="try again later, or check the URL, which is that of jakiro serve "
+                "--remote-sessions of the same version",
+            ) from error
+        if status in _BUSY:
+            failure = Unanswered(
+                f"the server at {self.url} takes no requests at the moment",
+                got=f"status {status}: {problem.message}",
+            )
+            failure.seconds = seconds_to_wait(response.headers.get("retry-after"))
+            raise failure
+        if path.startswith(_SESSIONS) and status in _GONE:
+            raise SessionGone
+        raise self._error_of(path, status, problem)
 
-    def _error_of(self, path: str, response: httpx2.Response) -> JakiroError:
-        status, problem = response.status_code, _problem(response)
+    def _error_of(self, path: str, status: int, problem: _Problem) -> JakiroError:
         if status in _REFUSED:
             return key_error(self.url, status, has_key=self._has_key)
         if path.startswith(_SESSIONS) and status in _WRONG:
@@ -253,37 +266,3 @@ class ServerLink:
         if status in _WRONG:
             return PromptError(problem.message)
         return ResourceError(f"the server at {self.url} has failed: {problem.message}")
-
-    def _busy(self, response: httpx2.Response) -> Unanswered:
-        problem = _problem(response).message.partition("; expected:")[0]
-        failure = Unanswered(
-            f"the server at {self.url} takes no requests at the moment",
-            expected=f"an answer within {self._patience:g} seconds",
-            got=f"status {response.status_code}: {problem}",
-            remedy="end other texts with this key, or try again later",
-        )
-        if "retry-after" in response.headers:
-            failure.seconds = seconds_to_wait(response.headers["retry-after"])
-        return failure
-
-    def _unreadable(self, got: str) -> Unanswered:
-        return Unanswered(
-            f"the answers of the server at {self.url} cannot be read",
-            expected="an answer of jakiro serve --remote-sessions of the same version",
-            got=got,
-            remedy="check the URL, and that no proxy or sign-in page answers in place of the "
-            "server",
-        )
-
-
-def _written_problem(response: httpx2.Response) -> _Problem | None:
-    """Return the error in a response; None if there is none, as in a page of a proxy."""
-    try:
-        return _Refusal.model_validate_json(response.content).error
-    except ValidationError:
-        return None
-
-
-def _problem(response: httpx2.Response) -> _Problem:
-    none = _Problem(message=f"status {response.status_code} without a description")
-    return _written_problem(response) or none

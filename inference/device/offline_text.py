@@ -25,7 +25,6 @@ import torch
 from transformers import PreTrainedTokenizerBase
 
 from inference.device.drafting import DeviceDrafting, exported_folder
-from inference.device.link import AnsweredStep, Rows
 from inference.device.text import Answer, RemoteOutput, RemoteStep, RemoteText
 from inference.draft_tree import ROOT, CandidateKind, SequenceTree
 from inference.drafters.base import TokenSession
@@ -36,7 +35,6 @@ from inference.engine.decode_step import BONUS, TARGET
 from inference.generation.incremental_text import IncrementalText
 from inference.generation.prompts import continued_tokens
 from inference.protocol import Budget
-from inference.remote.messages import SessionOpened
 from inference.remote.text_state import ClientSession
 from inference.remote.tree_frame import TreeTensors, integer_distribution, to_draft_tree
 from inference.sampling.random_numbers import StepRandom, StreamKey
@@ -187,7 +185,7 @@ class OfflineText(RemoteText):
             return
         self._submit(self._provisional.chain(self._local_drafting.limits.max_chain))
 
-    def _apply(self, answer: SessionOpened | AnsweredStep | Rows) -> Iterator[RemoteStep]:
+    def _apply(self, answer: Answer) -> Iterator[RemoteStep]:
         """Apply an answer; a verdict ends the writing alone, and what is left is shown again."""
         for step in super()._apply(answer):
             self._reconcile(step.token_ids)
@@ -360,11 +358,8 @@ class AloneWriter:
     def next(self, provisional: Sequence[int]) -> ProvisionalToken | None:
         """Return a token after provisional ones; None if the drafter has none."""
         session = self._drafting.session
-        if session is None:
+        if session is None or isinstance(session, TokenSession):  # it finds text, and may learn
             return None
-        if isinstance(session, TokenSession):  # which must not learn from provisional text
-            token_ids = session.draft_below(0, provisional, 1, 1).token_ids
-            return ProvisionalToken(int(token_ids[0])) if len(token_ids) else None
         self._count += 1
         key = alone_key(self._step_key, self._attempt, self._count)
         random = StepRandom([key], self._drafting.device)

@@ -10,7 +10,7 @@ from typing import Literal, TypeAlias
 import torch
 
 from inference.device.drafting import DeviceDrafting
-from inference.device.link import AnsweredStep, LinkTraffic, Rows, ServerLink
+from inference.device.link import AnsweredStep, LinkTraffic, Rows, ServerLink, SessionGone
 from inference.draft_tree import SequenceTree
 from inference.engine.decode_step import BONUS, TARGET, DecodeStep
 from inference.engine.stats import DecodeStats
@@ -22,7 +22,7 @@ from inference.remote.text_state import ClientSession
 from inference.remote.tree_frame import encode_step
 from jakiro.errors import ResourceError
 
-Answer: TypeAlias = SessionOpened | AnsweredStep | Rows | None  # None if the session is gone
+Answer: TypeAlias = SessionOpened | AnsweredStep | Rows
 
 _MOST_LOST = 8  # largest number of sessions that are lost one after another
 
@@ -142,8 +142,9 @@ class RemoteText:
             with self._clock("draft"):
                 self._draft()
             return
-        answer = yield from self._await_answer(ask)
-        if answer is None:
+        try:
+            answer = yield from self._await_answer(ask)
+        except SessionGone:
             self._lose_session()
         else:
             yield from self._apply(answer)
@@ -170,7 +171,7 @@ class RemoteText:
         yield from ()
         return answer
 
-    def _apply(self, answer: SessionOpened | AnsweredStep | Rows) -> Iterator[RemoteStep]:
+    def _apply(self, answer: Answer) -> Iterator[RemoteStep]:
         """Apply an answer, and yield its step if there is one."""
         if isinstance(answer, SessionOpened):
             yield from self._on_opened(answer)

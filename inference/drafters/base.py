@@ -84,7 +84,6 @@ class TokenSession(AdaptiveSession):
         self._tokens = np.zeros((len(self.proposers), capacity + 1), np.int64)
         self._num_read = [0] * len(self.proposers)
         self._device: torch.device | None = None  # None while there are no roots
-        self._step_id = 0
 
     def advance(self, committed: Committed) -> None:
         if self._device is not None and committed.base_length == self.lengths:
@@ -107,7 +106,6 @@ class TokenSession(AdaptiveSession):
     def propose(self, budget: Budget, random: StepRandom) -> DraftTree:
         """Return deterministic trees below the roots, within the budget."""
         assert self._device is not None, "advance before propose"
-        self._step_id += 1
         num_nodes = min(budget.num_nodes, self.limits.num_nodes)
         depths = [limit.depth for limit in (budget, self.limits) if limit.depth is not None]
         proposed = [Candidates.none()] * len(self.proposers)
@@ -116,7 +114,7 @@ class TokenSession(AdaptiveSession):
                 proposer.draft(self._known(index), num_nodes, min(depths))
                 for index, proposer in enumerate(self.proposers)
             ]
-        return to_tree(proposed, torch.tensor(self.lengths, device=self._device), self._step_id)
+        return to_tree(proposed, torch.tensor(self.lengths, device=self._device))
 
     def on_verified(self, result: VerifyResult) -> None:
         """Do nothing: the tokens arrive with the next `advance`."""

@@ -82,7 +82,6 @@ class Candidates(NamedTuple):
 def to_tree(
     candidates: Sequence[Candidates],
     base_length: Int[Tensor, " batch"],
-    step_id: int,
     draft_probs: SparseDistribution | None = None,
 ) -> DraftTree:
     """Return draft trees of the given candidates.
@@ -92,7 +91,7 @@ def to_tree(
     """
     count = max(len(row.token_ids) for row in candidates)
     if count == 0:
-        return DraftTree.empty(base_length, step_id)
+        return DraftTree.empty(base_length)
     fields = np.zeros((7, len(candidates), count), np.int64)  # in the order of `unbind` below
     fields[1], fields[2] = ROOT, 1
     score = np.full((len(candidates), count), -np.inf, np.float32)
@@ -127,6 +126,5 @@ def to_tree(
         base_length=base_length,
         max_depth=int(fields[2].max()),
         max_siblings=max(int(np.bincount(row.parents + 1).max(initial=0)) for row in candidates),
-        step_id=step_id,
         draft_probs=draft_probs,
     )

@@ -17,11 +17,15 @@ from inference.drafters.candidates import Candidates
 from inference.trees import MOST_CANDIDATES
 from jakiro.utils.settings import Settings
 
+GROWTH: Final = 2.0  # factor of a match's weight for each additional equal token
+# Factor of a match's weight for each other match that is longer, or as long and later.
+RECENCY: Final = 0.9
+DISCOUNT: Final = 0.8  # factor of a candidate's score for each drafted token before it on its path
 _LEAST_SCORE: Final = 1e-30  # replaces scores that were rounded to 0, which has no logarithm
 
 
 class LookupSettings(Settings):
-    """Settings for finding and weighting matches, and for the size of the draft trees.
+    """Settings for finding matches, and for the size of the draft trees.
 
     A match is an earlier position in the text whose tokens equal the last tokens of the text.
     """
@@ -33,11 +37,6 @@ class LookupSettings(Settings):
     longest: int = Field(8, ge=1)  # longer matches are treated as matches of this length
     # largest number of matches to merge; the longest are preferred, then the latest
     matches: int = Field(32, ge=1, le=MOST_CANDIDATES)
-    growth: float = Field(2.0, ge=1)  # factor of a match's weight for each additional equal token
-    # factor of a match's weight for each other match that is longer, or as long and later
-    recency: float = Field(0.9, gt=0, le=1)
-    # factor of a candidate's score for each drafted token before it on its path
-    discount: float = Field(0.8, gt=0, le=1)
 
 
 class LookupDrafter(TokenDrafter):
@@ -62,9 +61,9 @@ class LookupDrafter(TokenDrafter):
         best = matches.best(settings.shortest, settings.matches)
         order = np.arange(len(best.lengths))
         # The longest match, which comes first, has weight 1, so the sum of the weights cannot be 0.
-        weights = settings.growth ** (best.lengths - best.lengths[:1]) * settings.recency**order
+        weights = GROWTH ** (best.lengths - best.lengths[:1]) * RECENCY**order
         paths = continuations(token_ids, best.ends, depth)
-        tree = merged(paths.tolist(), weights.tolist(), settings.discount).best(num_nodes)
+        tree = merged(paths.tolist(), weights.tolist(), DISCOUNT).best(num_nodes)
         return tree._replace(strength=int(best.lengths.max(initial=0)))
 
 

@@ -186,7 +186,7 @@ class RepeatingSession(DelegatingSession):
     def propose(self, budget: Budget, random: StepRandom) -> DraftTree:
         asked = self.num_nodes if budget.num_nodes > 0 else 0
         tree = self.session.propose(Budget(asked, budget.depth), random)
-        drafted, _ = tree.to_host()
+        drafted = tree.to_host()
         scores = tree.score.exp().double().tolist()
         depth = self.settings.depth if budget.depth is None else budget.depth
         self._pairs = [
@@ -194,7 +194,7 @@ class RepeatingSession(DelegatingSession):
             for row, row_scores in zip(drafted, scores, strict=True)
         ]
         candidates = [pair.repeated for pair in self._pairs]
-        return to_tree(candidates, tree.base_length, tree.step_id)
+        return to_tree(candidates, tree.base_length)
 
     def on_verified(self, result: VerifyResult) -> None:
         """Pass the result to the drafting session, translated to nodes of the drafted trees."""

@@ -215,7 +215,6 @@ class SmallLMSession(DraftSession):
         self.cache: SlotCache = self.model.new_cache(batch, capacity + self.scratch)
         self.lengths = (0,) * batch
         self.set_sampling(sampling)
-        self.step_id = 0
         self._tokens: list[list[int]] = [[] for _ in range(batch)]  # verified tokens, then the root
         self._num_read = [0] * batch  # number of cached tokens
         self._tree: LMPass | None = None
@@ -240,15 +239,14 @@ class SmallLMSession(DraftSession):
             self._read(self.lengths)
 
     def propose(self, budget: Budget, random: StepRandom) -> DraftTree:
-        self.step_id += 1
         base_length = torch.tensor(self.lengths, device=self.model.device)
         shape = _within(self.shape, budget)
         # A token at the model's last position can still be read, to predict the token after it.
         room = self.model.spec.max_position - min(self.lengths)
         if shape is None or room < 1:
-            return DraftTree.empty(base_length, self.step_id)
+            return DraftTree.empty(base_length)
         builder = TreeBuilder(shape, self.sampling, random)
-        tree = builder.build(self.start_tree(), base_length, self.step_id)
+        tree = builder.build(self.start_tree(), base_length)
         return tree.limited(self.model.spec.max_position)
 
     def start_tree(self) -> LMPass:

@@ -176,18 +176,11 @@ def accepts_on_device(device: torch.device, num_sequences: int) -> bool:
 def needs_no_host(sampling: Sampling) -> bool:
     """Return whether tokens can be selected on the device.
 
+    Only then can a decoding step start before the host has read the result of the previous one.
     This is the case in greedy decoding without processors, and in sampling with processors that
     ignore the preceding tokens.
     """
     return sampling.is_unprocessed_greedy or (sampling.do_sample and sampling.is_prefix_free)
-
-
-def never_waits(sampling: Sampling) -> bool:
-    """Return whether tokens can be selected without waiting for the device.
-
-    Only then can a decoding step start before the host has read the result of the previous one.
-    """
-    return needs_no_host(sampling) and not sampling.waits_for_device
 
 
 def accept_on_device(

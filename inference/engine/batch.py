@@ -77,7 +77,8 @@ class DecodeBatch:
             for state in self.live:
                 state.stats.target_forwards += 1
             steps = self._advance(tree, accepted)
-        return self.learned(accepted.results, steps, time.perf_counter() - started, budget)
+        self.learn(accepted.results, time.perf_counter() - started, budget)
+        return steps
 
     @torch.inference_mode()
     def start(self, prefill: Prefill, sequences: Sequence[SequenceState]) -> list[DecodeStep]:
@@ -162,19 +163,14 @@ class DecodeBatch:
     def check(self, results: Sequence[AcceptResult]) -> None:
         """Check the outcomes of a step before any token is emitted."""
 
-    def learned(
-        self,
-        results: Sequence[AcceptResult],
-        steps: list[DecodeStep],
-        seconds: float | None,
-        budget: Budget | None,
-    ) -> list[DecodeStep]:
-        """Let the policy learn from a step, and return the step."""
+    def learn(
+        self, results: Sequence[AcceptResult], seconds: float | None, budget: Budget | None
+    ) -> None:
+        """Let the policy learn from a step."""
         sound = [result for result in results if result.error is None]
         if sound:
             trees, paths = [result.tree for result in sound], [result.path for result in sound]
             self.policy.learn(trees, paths, seconds, budget)
-        return steps
 
     def next_budget(self) -> Budget | None:
         drafts = any(state.request.drafts for state in self.live)
@@ -187,7 +183,7 @@ class DecodeBatch:
     def _draft(self, random: StepRandom, budget: Budget | None) -> DraftTree:
         drafts = [state.request.drafts for state in self.live]
         if budget is None or self.context.session is None:
-            return DraftTree.empty(self.context.base_length, self.num_steps)
+            return DraftTree.empty(self.context.base_length)
         tokens = [state.token_ids for state in self.live]
         tree = self._proposed(tokens, budget, random)
         last = self.target.spec.max_position - 1
@@ -195,7 +191,7 @@ class DecodeBatch:
             tree = tree.limited(last)
         if not all(drafts):
             tree = tree.without(index for index, is_drafted in enumerate(drafts) if not is_drafted)
-        return replace(tree, step_id=self.num_steps)
+        return tree
 
     def _proposed(
         self, token_ids: Sequence[list[int]], budget: Budget, random: StepRandom

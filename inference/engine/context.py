@@ -19,15 +19,6 @@ from jakiro.target.step import StepInput, StepOutput
 PREFILL_CHUNK = 512  # number of prompt tokens per forward pass of the target
 # On a CPU, this many tokens of a prompt take as long alone as beside others, without padding.
 LONG_ON_CPU = 64
-# Numbers of queries of a verification, with the root; beyond these: multiples of the last one.
-QUERY_CLASSES = (1, 8, 16, 32, 64)
-
-
-def num_queries_for(count: int) -> int:
-    """Return the number of queries with which `count` queries are verified in recorded steps."""
-    largest = QUERY_CLASSES[-1]
-    multiple = -(-count // largest) * largest
-    return next((size for size in QUERY_CLASSES if size >= count), multiple)
 
 
 def most_per_step(drafter: Drafter | None) -> int:
@@ -59,8 +50,8 @@ class Context:
     ) -> None:
         self.target = target
         self.drafter = drafter
-        # largest number of tokens per sequence, with padding, that a decoding step reads
-        self.most_queries = num_queries_for(1 + (drafter.max_nodes if drafter else 0))
+        # largest number of tokens per sequence that a decoding step reads
+        self.most_queries = 1 + (drafter.max_nodes if drafter else 0)
         hidden_states = drafter.hidden_states if drafter else ()
         self.cache = target.new_cache(batch, capacity + self.most_queries, hidden_states)
         self.session: DraftSession | None = None
@@ -163,7 +154,7 @@ class Context:
                 min(length, start + PREFILL_CHUNK)
                 for length, start in zip(self.lengths, starts, strict=True)
             )
-            self._advance(self._cached(token_ids, starts, ends))
+            self._advance(Committed.of(token_ids, starts, ends, self.target.device))
 
     def commit(self, tree: DraftTree, accepted: AcceptedTokens, counts: Sequence[int]) -> None:
         """Make each root and the first accepted nodes permanent, and keep the new roots.
@@ -308,25 +299,6 @@ class Context:
             lengths=start,
             highest_slot=min(end, self.cache.capacity) - 1,
             start=highest_start if slots is positions and len(slots) == 1 else None,
-        )
-
-    def _cached(
-        self, token_ids: Sequence[list[int]], starts: tuple[int, ...], ends: tuple[int, ...]
-    ) -> Committed:
-        """Return the cached tokens from `starts` to `ends`, copied to the device."""
-        counts = tuple(end - start for start, end in zip(starts, ends, strict=True))
-        width = max(counts)
-        spans = zip(token_ids, starts, ends, strict=True)
-        padded = [[*ids[a:b], *[0] * (width - (b - a))] for ids, a, b in spans]
-        roots = [[ids[end]] for ids, end in zip(token_ids, ends, strict=True)]
-        return Committed(
-            base_length=ends,
-            num_verified=counts,
-            token_ids=self._on_device(padded),
-            root=self._on_device(roots),
-            start=self._on_device(starts),
-            end=self._on_device(ends),
-            is_padded=min(counts) < width,
         )
 
     def _accepted(

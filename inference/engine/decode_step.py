@@ -79,7 +79,6 @@ class DecodeStep:
     finished: bool
     index: int = 0  # index of the request in the run
     details: TokenDetails | None = None  # None if no details were requested
-    autoregressive_seconds: float = 0.0  # estimate for these tokens without drafts; 0 if unknown
     # expert or drafter that proposed each token, or TARGET
     proposer_ids: list[int] = field(default_factory=list)
     error: JakiroError | None = None  # why the sequence ended too early; None if it did not

@@ -59,7 +59,8 @@ class Lane(DecodeBatch):
         if captured:
             from inference.engine.captured import CapturedSteps
 
-            self.captured = CapturedSteps(self)
+            self.captured = CapturedSteps(context)
+            self.captured.attach(self)
         with torch.inference_mode():
             self._select([])
 
@@ -122,7 +123,7 @@ class Lane(DecodeBatch):
 
     def close(self) -> None:
         if self.captured is not None:
-            self.captured.forget()
+            self.captured.recorded.clear()
         self.live = []
         self.context.close()
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from inference.engine.acceptance import AcceptResult, never_waits
+from inference.engine.acceptance import AcceptResult, needs_no_host
 from inference.engine.batch import DecodeBatch
 from inference.engine.context import Context, most_per_step
 from inference.engine.decode_step import DecodeStep
@@ -16,13 +16,13 @@ from inference.engine.policy import AlwaysDraft, DraftPolicy
 from inference.engine.prefill import Prefill
 from inference.engine.request import OutputOptions, Request, SequenceState
 from inference.engine.stats import DecodeStats
-from inference.protocol import Budget, Drafter
+from inference.protocol import Drafter
 from jakiro.errors import JakiroError, PromptError, RequestError
 from jakiro.target.adapter import TargetAdapter
 from jakiro.utils.devices import num_threads
 
 if TYPE_CHECKING:
-    from inference.engine.pipeline import PipelinePool
+    from inference.engine.captured import CapturedPool
 
 
 class DecodeRun(DecodeBatch):
@@ -34,7 +34,7 @@ class DecodeRun(DecodeBatch):
     Args:
         context: context of an earlier chat turn, for a run with a single request. The context
             remains open at the end of the run. None for a new context.
-        pipelines: caches and recorded steps of earlier runs, for a run with captured steps (see
+        pool: caches and recorded steps of earlier runs, for a run with captured steps (see
             `CapturedSteps`); None for ordinary steps.
     """
 
@@ -47,7 +47,7 @@ class DecodeRun(DecodeBatch):
         context: Context | None = None,
         record: OutputOptions | None = None,
         threads: int | None = None,
-        pipelines: "PipelinePool | None" = None,
+        pool: "CapturedPool | None" = None,
     ) -> None:
         group = [requests] if isinstance(requests, Request) else list(requests)
         longest = max(request.max_length for request in group)
@@ -55,22 +55,22 @@ class DecodeRun(DecodeBatch):
         self.draft_policy = policy or AlwaysDraft.with_all_of(drafter)
         # A conversation lends its context, and needs the last tokens.
         self.commits_last = self.is_context_lent = context is not None
-        self._pipelines = pipelines
-        pipeline = None
-        if pipelines and context is None and record is None and never_waits(self.sampling):
+        self._pool, captured = pool, None
+        if pool and context is None and record is None and needs_no_host(self.sampling):
             capacity = longest + most_per_step(drafter)
-            pipeline = pipelines.take(target, drafter, self.sampling, len(group), capacity)
-            context = pipeline.context
+            captured = pool.take(target, drafter, self.sampling, len(group), capacity)
+            context = captured.context
         super().__init__(
             context or Context(target, drafter, self.sampling, len(group), longest),
             self.draft_policy.new_run(self.sampling, len(group)),
             threads,
             record,
         )
-        if pipelines:
+        if pool:
             from inference.engine.captured import CapturedSteps
 
-            self.captured = CapturedSteps(self, pipeline)
+            self.captured = captured or CapturedSteps(self.context)
+            self.captured.attach(self)
         self._is_sound = True  # False within a step; after an error, the caches may contain NaN
         self.context.reserve(longest)
         self.sequences: list[SequenceState] = []
@@ -114,7 +114,7 @@ class DecodeRun(DecodeBatch):
 
     def _next_steps(self) -> list[DecodeStep]:
         """Read prompts or decode; return nothing if a prompt has been read only in part."""
-        is_under_way = self.captured is not None and self.captured.has_unread
+        is_under_way = self.captured is not None and self.captured.unread is not None
         steps = [] if is_under_way else self._read_prompts()
         if not steps and self.live:
             with num_threads(self.policy.threads or self.threads):
@@ -184,13 +184,12 @@ class DecodeRun(DecodeBatch):
 
     def _release_context(self) -> None:
         """Keep the caches for later runs, or free them, unless the context was passed in."""
-        pipeline = self.captured.pipeline if self.captured is not None else None
-        is_reusable = self._is_sound and not self.is_context_lent
-        if self._pipelines is not None and pipeline is not None:
-            if is_reusable and pipeline.context is self.context:
-                self._pipelines.give(pipeline)
+        if self.captured is not None and self._pool is not None:
+            has_recorded = self.captured.num_recorded > 0
+            if self._is_sound and has_recorded and not self.is_context_lent:
+                self._pool.give(self.captured)
                 return
-            pipeline.forget_steps()
+            self.captured.recorded.clear()
         if not self.is_context_lent:
             self.context.close()
 
@@ -252,21 +251,6 @@ class DecodeRun(DecodeBatch):
     def _select(self, indices: Sequence[int]) -> None:
         if indices:  # the last sequence stays, because a conversation may continue it
             super()._select(indices)
-
-    def learned(
-        self,
-        results: Sequence[AcceptResult],
-        steps: list[DecodeStep],
-        seconds: float | None,
-        budget: Budget | None,
-    ) -> list[DecodeStep]:
-        alone = self.policy.autoregressive_seconds  # before the next step may be a trial
-        steps = super().learned(results, steps, seconds, budget)
-        if len(self.sequences) != 1 or alone is None:
-            return steps
-        estimate = len(steps[0].token_ids) * alone
-        self.sequences[0].stats.autoregressive_seconds += estimate
-        return [replace(steps[0], autoregressive_seconds=estimate)]
 
 
 def _of_caller(error: JakiroError) -> BaseException:

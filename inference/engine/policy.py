@@ -34,13 +34,16 @@ class DraftPolicy:
         """Return the policy of a run over `batch` sequences."""
         return self
 
+    def reproducible(self, places: int | None = None) -> "DraftPolicy":
+        """Return a policy with trees that depend on nothing that is learned.
+
+        Args:
+            places: number of places of a lane, whose sequences come and go; None for a run.
+        """
+        return self
+
     def reset(self) -> None:
         """Forget what was learned."""
-
-    @property
-    def autoregressive_seconds(self) -> float | None:
-        """The estimated seconds of a decoding step without drafts; None if unknown."""
-        return None
 
     @property
     def threads(self) -> int | None:

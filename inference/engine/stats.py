@@ -25,9 +25,6 @@ class DecodeStats:
     proposed_by_proposer: Counter[int] = field(default_factory=Counter)
     accepted_by_proposer: Counter[int] = field(default_factory=Counter)
     seconds: defaultdict[str, float] = field(default_factory=lambda: defaultdict(float))
-    # seconds that the decoded tokens would take without drafts, as `tree="auto"` estimates them for
-    # requests that are decoded alone; 0 if unknown
-    autoregressive_seconds: float = 0.0
 
     def __repr__(self) -> str:
         return f"DecodeStats({self.summary})"
@@ -74,21 +71,10 @@ class DecodeStats:
         return self.accepted_by_proposer[proposer] / proposed if proposed else None
 
     @property
-    def _decoding_seconds(self) -> float:
-        return self.seconds.get("total", 0.0) - self.seconds.get("prefill", 0.0)
-
-    @property
     def tokens_per_second(self) -> float:
         """The number of tokens per second, excluding prefill."""
-        decoding = self._decoding_seconds
+        decoding = self.seconds.get("total", 0.0) - self.seconds.get("prefill", 0.0)
         return self.decoded / decoding if decoding > 0 else 0.0
-
-    @property
-    def speedup(self) -> float | None:
-        """The estimated speed-up over decoding without drafts, excluding prefill, or None."""
-        decoding = self._decoding_seconds
-        is_known = decoding > 0 and self.autoregressive_seconds > 0
-        return self.autoregressive_seconds / decoding if is_known else None
 
     @property
     def summary(self) -> str:
@@ -97,14 +83,9 @@ class DecodeStats:
         prefill = f"{self.seconds.get('prefill', 0):.2f} s to read the prompt"
         if not self.target_forwards:
             return f"{tokens} after {prefill}"
-        faster = (
-            ""
-            if self.speedup is None
-            else f" (about {self.speedup:.1f} times as fast as without drafts)"
-        )
         return (
             f"{tokens} ({self.accepted.total()} of them drafted), tau {self.tau:.2f} (tokens per "
-            f"decoding step), {self.tokens_per_second:.1f} tokens/s{faster} after {prefill}"
+            f"decoding step), {self.tokens_per_second:.1f} tokens/s after {prefill}"
         )
 
     @classmethod
@@ -114,7 +95,6 @@ class DecodeStats:
             # A request that waits, or that failed at once, has no token from prefill.
             total.from_prefill += min(stats.from_prefill, stats.emitted)
             total.emitted += stats.emitted
-            total.autoregressive_seconds += stats.autoregressive_seconds
             total.target_forwards += stats.target_forwards
             total.accepted += stats.accepted
             total.reached += stats.reached

@@ -15,7 +15,6 @@ from inference.generation.preparation import (
     prepare,
     random_seed,
     refuse_several,
-    share_processors,
 )
 from inference.generation.prompts import check_ids, unpadded
 from inference.sampling.options import PREFIX_FREE
@@ -49,12 +48,8 @@ def requests_of(
     refuse_several(len(prompts), handover.processors)
     key = random_seed() if seed is None else seed
     prepared = _prepared(handover, mask, prompts)
-    return share_processors(
-        [
-            prompt.request(key, target.spec.max_position, index)
-            for index, prompt in enumerate(prepared)
-        ]
-    )
+    limit = target.spec.max_position
+    return [prompt.request(key, index, limit, index) for index, prompt in enumerate(prepared)]
 
 
 def pad_token_id(config: GenerationConfig) -> int:

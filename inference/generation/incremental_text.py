@@ -20,7 +20,6 @@ class IncrementalText:
     last tokens are decoded, so the cost of a token does not grow with the length of the text.
 
     Args:
-        skips_special: whether special tokens have no text.
         before: tokens that the text continues, such as a prompt; empty if it begins a text of its
             own. Some tokenizers leave out a space at the beginning of a text.
     """
@@ -30,14 +29,12 @@ class IncrementalText:
         tokenizer: PreTrainedTokenizerBase,
         stops: Sequence[str] = (),
         *,
-        skips_special: bool = True,
         before: Sequence[int] = (),
     ) -> None:
         self.is_stopped = False  # whether a stop string is complete
         self.offset = 0  # number of characters before the last token
         self._tokenizer = tokenizer
         self._stops = tuple(stops)
-        self._skips_special = skips_special
         self._window: list[int] = []  # the last tokens
         self._num_decoded = 0  # number of characters of the window's text that were taken
         self._boundary = 0  # number of tokens of the window after which its text was complete
@@ -115,7 +112,7 @@ class IncrementalText:
                 return
 
     def _decoded(self, token_ids: list[int]) -> str:
-        return text_of_tokens(self._tokenizer, token_ids, skips_special=self._skips_special)
+        return text_of_tokens(self._tokenizer, token_ids)
 
     def _shorten_window(self) -> None:
         """Drop tokens before the last but one boundary of characters, if there are many tokens."""

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Mapping, Sequence
 from copy import copy
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -92,8 +92,12 @@ class Handover:
     criteria: StoppingCriteriaList
     config: GenerationConfig
 
-    def request(self, seed: int, max_position: int, index: int = 0) -> Request:
-        """Return the request for one of the prompts; the prompts must have no padding."""
+    def request(self, seed: int, row: int, max_position: int, index: int) -> Request:
+        """Return the request for one of the prompts; the prompts must have no padding.
+
+        Args:
+            row: row of a batch, which determines the random numbers, as the seed does.
+        """
         _refuse_other_decoding(self.config, self.processors)
         stop = StopRule(self.criteria, self.input_ids.device)
         # A criterion of the caller replaces that of the config.
@@ -102,7 +106,7 @@ class Handover:
         check_length(self.input_ids.shape[1], longest, max_position, index)
         return Request(
             token_ids=self.input_ids[min(index, len(self.input_ids) - 1)].tolist(),
-            sampling=Sampling(self.processors, bool(self.config.do_sample), seed, index),
+            sampling=Sampling(self.processors, bool(self.config.do_sample), seed, row),
             stop=stop,
             max_length=longest,
         )
@@ -117,6 +121,7 @@ def prepare_requests(
     seed: int | Sequence[int] | None,
     max_position: int,
     tokenizer: PreTrainedTokenizerBase | None = None,
+    first_row: int = 0,
 ) -> tuple[list[Request], GenerationConfig]:
     """Return a request for each prompt, and the generation config that the requests share.
 
@@ -126,7 +131,10 @@ def prepare_requests(
     Args:
         temperature: 0 for greedy decoding, a positive number for sampling; None to leave this
             to `generation` and the target's generation config.
-        seed: seed of all random numbers, or one seed per prompt; None for a random seed.
+        seed: seed of all random numbers, or one seed per prompt, which then gets the random numbers
+            of the first row; None for a random seed.
+        first_row: row of a batch whose random numbers the first prompt gets; the others get those
+            of the next rows.
     """
     if not prompts:
         raise PromptError("there is nothing to decode", expected="at least one prompt", got=0)
@@ -138,14 +146,18 @@ def prepare_requests(
     prepared = {ids: prepare(model, ids, tokenizer, **arguments) for ids in distinct}
     handovers = [prepared[tuple(ids)] for ids in prompts]
     refuse_several(len(handovers), handovers[0].processors)
-    key = random_seed() if seed is None else seed
-    shared = key if isinstance(key, int) else 0
-    requests = [
-        prompt.request(shared, max_position, index) for index, prompt in enumerate(handovers)
-    ]
-    if not isinstance(key, int):
-        requests = _with_own_seeds(requests, key)
-    return share_processors(requests), handovers[0].config
+    seeds = random_seed() if seed is None else seed
+    rows = range(first_row, first_row + len(handovers))
+    keys = [(seeds, row) for row in rows] if isinstance(seeds, int) else [(s, 0) for s in seeds]
+    if len(keys) != len(handovers):
+        raise PromptError(
+            "the number of seeds differs from the number of prompts",
+            expected=f"one seed, or {len(handovers)} seeds",
+            got=f"{len(keys)} seeds",
+        )
+    pairs = enumerate(zip(handovers, keys, strict=True))
+    requests = [prompt.request(*key, max_position, index) for index, (prompt, key) in pairs]
+    return requests, handovers[0].config
 
 
 def prepare(
@@ -195,28 +207,6 @@ def capture(
         input_ids, attention_mask=attention_mask, custom_generate=_capture, **generation
     )
     return prepared
-
-
-def share_processors(requests: list[Request]) -> list[Request]:
-    """Let requests share processors that ignore the prefix, so that one call serves them all."""
-    first = requests[0].sampling
-    if not first.is_prefix_free:
-        return requests
-    return [
-        replace(request, sampling=replace(request.sampling, processors=first.processors))
-        for request in requests
-    ]
-
-
-def shifted(requests: Sequence[Request], offset: int) -> list[Request]:
-    """Return the requests with the random numbers that they would have in later rows of a batch."""
-    return [
-        replace(
-            request,
-            sampling=replace(request.sampling, batch_index=request.sampling.batch_index + offset),
-        )
-        for request in requests
-    ]
 
 
 def random_seed() -> int:
@@ -278,20 +268,6 @@ def check_length(prompt: int, total: int, max_position: int, index: int = 0) -> 
             got=f"{prompt} prompt tokens and {total - prompt} new tokens",
             remedy="shorten the prompt or lower max_new_tokens",
         )
-
-
-def _with_own_seeds(requests: list[Request], seeds: Sequence[int]) -> list[Request]:
-    """Give each request its own seed, so that it decodes as in a batch of one with this seed."""
-    if len(seeds) != len(requests):
-        raise PromptError(
-            "the number of seeds differs from the number of prompts",
-            expected=f"one seed, or {len(requests)} seeds",
-            got=f"{len(seeds)} seeds",
-        )
-    return [
-        replace(request, sampling=replace(request.sampling, seed=seed, batch_index=0))
-        for request, seed in zip(requests, seeds, strict=True)
-    ]
 
 
 def _capture(

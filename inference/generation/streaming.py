@@ -80,16 +80,6 @@ def feed(
     streamer.end()
 
 
-def pieces(steps: Iterator[DecodeStep], tokenizer: PreTrainedTokenizerBase) -> Iterator[str]:
-    """Yield the text of decoding steps as soon as the text is final."""
-    text = IncrementalText(tokenizer)
-    for step in steps:
-        if piece := "".join(map(text.push, step.token_ids)):
-            yield piece
-    if rest := text.flush():
-        yield rest
-
-
 class TextPiece(NamedTuple):
     """Text of one or several tokens, with the depth of the last one in its draft tree.
 

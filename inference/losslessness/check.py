@@ -6,33 +6,29 @@ from typing import Any
 
 import torch
 
-from inference.autotune.tau_watch import TauWatch
 from inference.decoder import SpeculativeDecoder
 from inference.engine.policy import AlwaysDraft
 from inference.generation.prompts import Prompt, encode_prompt
 from inference.losslessness.records import (
     Check,
     Difference,
-    Report,
     VerifySettings,
-    collect,
     count_differences,
 )
 from inference.losslessness.reference import Reference, Tokens
 from inference.losslessness.sampled import compare_samples
 from jakiro.utils.progress import Track, untracked
 from jakiro.utils.token_text import common_length
-from jakiro.utils.wording import counted, dtype_name
+from jakiro.utils.wording import counted
 
 
 def verify_losslessness(
     decoder: SpeculativeDecoder,
     prompts: Sequence[Prompt],
     settings: VerifySettings | None = None,
-    on_check: Callable[[Check], None] = lambda _: None,
     track: Track = untracked,
-) -> Report:
-    """Return a report on whether a decoder's greedy and sampled output agrees with its target's.
+) -> Iterator[Check]:
+    """Yield checks that a decoder's greedy and sampled output agrees with its target's.
 
     In half precision, logits depend on the order of summation, which differs between batch shapes,
     even without a drafter. Two groups of tokens are therefore counted separately: greedy tokens
@@ -41,26 +37,12 @@ def verify_losslessness(
     same thresholds in any precision. In single precision, no greedy difference is tolerated.
     """
     settings = settings or VerifySettings()
-    target = decoder.target
     encoded = [
-        encode_prompt(prompt, decoder.tokenizer, target.spec.vocab_size)
+        encode_prompt(prompt, decoder.tokenizer, decoder.target.spec.vocab_size)
         for prompt in prompts[: settings.num_prompts]
     ]
-    settings = settings.for_prompts(len(encoded))
-    return Report(
-        target=target.model.name_or_path,
-        dtype=dtype_name(target.dtype),
-        gguf_sha256=target.spec.gguf_sha256,
-        settings=settings,
-        checks=collect(_checks(decoder, encoded, settings, track), on_check),
-    )
-
-
-def _checks(
-    decoder: SpeculativeDecoder, prompts: list[list[int]], settings: VerifySettings, track: Track
-) -> Iterator[Check]:
-    yield check_greedy(decoder, prompts, settings.max_new_tokens, track)
-    for number, prompt_ids in enumerate(prompts[: settings.sampled_prompts], start=1):
+    yield check_greedy(decoder, encoded, settings.max_new_tokens, track)
+    for number, prompt_ids in enumerate(encoded[: settings.sampled_prompts], start=1):
         advance = track(f"samples of prompt {number}", settings.samples)
         yield from check_sampled(decoder, prompt_ids, settings, number, advance)
 
@@ -119,7 +101,6 @@ def _without_drafts(decoder: SpeculativeDecoder) -> SpeculativeDecoder:
     """Return a decoder with the same target that drafts nothing."""
     undrafted = copy(decoder)
     undrafted.drafter, undrafted.policy = None, AlwaysDraft(None)
-    undrafted._watch = TauWatch(None)
     return undrafted
 
 

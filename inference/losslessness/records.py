@@ -1,11 +1,10 @@
 """Settings and results of a verification."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field, computed_field
 
-from jakiro.errors import PromptError
 from jakiro.utils.settings import Settings
 from jakiro.utils.wording import counted
 
@@ -13,7 +12,6 @@ FALSE_ALARM = 0.001  # probability that a correct decoder fails one or more dist
 DISTRIBUTION_TESTS = 2  # number of distribution tests for each prompt
 FEWEST_SAMPLES = 50
 FEWEST_DRAFTS = 20  # accepted drafts below which a check says little
-QUICK_SAMPLES = 200  # number of samples with `jakiro verify --quick`
 
 
 class VerifySettings(Settings):
@@ -40,13 +38,6 @@ class VerifySettings(Settings):
     other_weights: bool = False
     """Use a trained drafter even if it was trained for other weights of the target."""
 
-    def for_prompts(self, count: int) -> "VerifySettings":
-        """Return the settings for this number of prompts."""
-        if count == 0:
-            raise PromptError("there are no prompts to verify with")
-        sampled = min(self.sampled_prompts, count)
-        return self.model_copy(update={"sampled_prompts": sampled})
-
     @property
     def threshold(self) -> float:
         """The smallest p-value that passes."""
@@ -57,18 +48,6 @@ class VerifySettings(Settings):
         """The arguments of `generate` that process the distribution."""
         options = {"temperature": self.temperature, "top_p": self.top_p, "top_k": self.top_k}
         return {name: value for name, value in options.items() if value is not None}
-
-
-class ServerSettings(Settings):
-    """A running server."""
-
-    url: str | None = None
-    """Address of a running server with OpenAI's interface, such as http://127.0.0.1:8000/v1. Its
-    key is read from the environment variable JAKIRO_API_KEY."""
-    model: str | None = None
-    """Name of the model of the server; by default the only one that it has."""
-    chat: bool = False
-    """Send each text as the message of a user, instead of as a text to continue."""
 
 
 class Difference(BaseModel):
@@ -135,22 +114,16 @@ class Check(BaseModel):
 class Report(BaseModel):
     """The results of all checks of a decoder, or of the server at `url`.
 
-    `dtype` is that of the target in this process. The notes say what cannot be checked through a
-    server's interface, or what looks wrong.
+    `dtype` is that of the target in this process.
     """
 
     model_config = ConfigDict(frozen=True)
 
     target: str
     dtype: str
-    gguf_sha256: str | None = None  # of the target's GGUF file
     url: str | None = None
-    model: str | None = None
-    chat: bool = False
-    system_fingerprints: tuple[str, ...] = ()  # without repetitions, from the server's answers
     settings: VerifySettings
     checks: tuple[Check, ...]
-    notes: tuple[str, ...] = ()
 
     @computed_field  # type: ignore[prop-decorator]
     @property
@@ -159,42 +132,26 @@ class Report(BaseModel):
         return all(check.passed for check in self.checks)
 
     @property
-    def remarks(self) -> tuple[str, ...]:
-        """The notes, and a remark on checks that say little, because few drafts were accepted."""
+    def remark(self) -> str | None:
+        """A remark on checks that say little, because few drafts were accepted."""
         weak = [
-            f"{check.name} ({check.drafted})"
+            f"{check.name} ({'unknown' if check.drafted is None else check.drafted})"
             for check in self.checks
-            if check.drafted is not None and check.drafted < FEWEST_DRAFTS
+            if (check.drafted or 0) < FEWEST_DRAFTS
         ]
         if not weak:
-            return self.notes
-        named = ", ".join(dict.fromkeys(weak))
+            return None
         return (
-            *self.notes,
-            f"few drafts were accepted in: {named}. These checks say little about decoding with "
-            "drafts; use prompts that suit the drafter, more samples, and more tokens",
+            f"few drafts were accepted in: {', '.join(dict.fromkeys(weak))}. These checks say "
+            "little about decoding with drafts; use prompts that suit the drafter, more samples, "
+            "and more tokens"
         )
 
     @property
     def summary(self) -> str:
         """The number of passed checks, and a hint if rounding may explain a failure."""
         text = f"{sum(check.passed for check in self.checks)} of {len(self.checks)} checks passed"
-        if self.passed:
+        if self.passed or (self.url is None and self.dtype in ("float32", "float64")):
             return text
-        if self.url is not None:  # the server's dtype is not known
-            return (
-                f"{text}; if the server computes in half precision, rounding may be the cause: "
-                "serve the target in float32, and verify again with --dtype float32"
-            )
-        if self.dtype in ("float32", "float64"):
-            return text
-        return f"{text}; rounding in {self.dtype} may be the cause: verify again in float32"
-
-
-def collect(checks: Iterable[Check], on_check: Callable[[Check], None]) -> tuple[Check, ...]:
-    """Return the checks, after calling `on_check` with each of them as soon as it is done."""
-    done = []
-    for check in checks:
-        done.append(check)
-        on_check(check)
-    return tuple(done)
+        where = "" if self.url is None else ", also on the server"
+        return f"{text}; rounding may be the cause: verify again in float32{where}"

@@ -121,26 +121,25 @@ def compare_samples(
     reference: Reference,
     sequences: list[Tokens],
     length: int,
-    drafted: int | None,
+    drafted: int,
     number: int,
     settings: VerifySettings,
 ) -> tuple[Check, Check, Check]:
     """Run the three checks of this module on sampled continuations.
 
     Args:
-        drafted: number of accepted drafts in all continuations; None if it is not known.
+        drafted: number of accepted drafts in all continuations.
         number: number of the prompt, from 1.
     """
     cells = SequenceCells(reference, length, len(sequences))
     ranked = _rank_tokens(reference, sequences, settings.seed)
-    num_drafted = "an unknown number of" if drafted is None else f"{drafted}"
 
     def distribution(name: str, count: int, unit: str, test: ChiSquare) -> Check:
         return Check(
             name=name,
             passed=test.p_value >= settings.threshold,
             drafted=drafted,
-            line=f"prompt {number}: {count} {unit}, {num_drafted} accepted drafts; chi-square "
+            line=f"prompt {number}: {count} {unit}, {drafted} accepted drafts; chi-square "
             f"{test.statistic:.1f} in {test.cells} cells, p = {test.p_value:.3g} (must be at least "
             f"{settings.threshold:.2g})",
             prompt=number,

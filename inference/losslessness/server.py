@@ -1,46 +1,27 @@
-"""`jakiro verify --url`: checks that a running server's texts are those of its target.
+"""`jakiro verify --url`: checks that a running server's greedy texts are those of its target.
 
-Servers with OpenAI's interface return texts, not token ids. Greedy texts are compared with the text
-of the target's own tokens. Sampled texts are compared token by token, by the names that the server
-gives with log-probabilities.
+Servers with OpenAI's interface return texts, not token ids, so texts are compared with the text of
+the target's own tokens.
 """
 
-from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
-import torch
-from jaxtyping import Float
-from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from inference.client import ServerAnswer, ServerClient, ServerPrompt
+from inference.client import ServerAnswer, ServerClient
 from inference.generation.prompts import Prompt, encode_prompt
-from inference.losslessness.records import (
-    Check,
-    Difference,
-    Report,
-    VerifySettings,
-    collect,
-    count_differences,
-)
-from inference.losslessness.reference import Reference, Tokens
-from inference.losslessness.sampled import compare_samples
-from jakiro.errors import ResourceError
-from jakiro.utils.pretrained import end_ids
+from inference.losslessness.records import Check, Difference, VerifySettings, count_differences
+from inference.losslessness.reference import Reference
 from jakiro.utils.progress import Track, untracked
 from jakiro.utils.token_text import REPLACEMENT, text_of_tokens
-from jakiro.utils.wording import counted, dtype_name
+from jakiro.utils.wording import counted
 
-_SAMPLE_LENGTH = 6  # number of tokens of a sampled text; longer texts rarely have a cell
-_REPEATED_SEEDS = 20  # number of samples that are requested twice
+_REQUESTS = 8  # at the same time
 _MOST_CANDIDATES = 200  # likeliest tokens among which the server's token is searched
 _SHOWN = 40  # characters of a text
-
-Request = tuple[ServerPrompt, dict[str, Any]]
 
 
 def verify_server(
@@ -49,155 +30,44 @@ def verify_server(
     tokenizer: PreTrainedTokenizerBase,
     prompts: Sequence[Prompt],
     settings: VerifySettings,
-    *,
-    chat: bool = False,
-    on_check: Callable[[Check], None] = lambda _: None,
     track: Track = untracked,
-) -> Report:
-    """Return a report on whether a server's greedy and sampled texts are those of its target.
-
-    Args:
-        chat: whether a text is sent as the message of a user.
-    """
-    if not client.is_own:  # other servers do not have the defaults of transformers
-        explicit = {"top_p": settings.top_p or 1.0, "top_k": settings.top_k or 0}
-        settings = settings.model_copy(update=explicit)
-    sent: list[Any] = [
-        [{"role": "user", "content": prompt}] if chat and isinstance(prompt, str) else prompt
-        for prompt in prompts[: settings.num_prompts]
-    ]
-    settings = settings.for_prompts(len(sent))
-    verification = _Verification(client, model, tokenizer, sent, settings, track)
-    checks = collect(verification.checks(), on_check)
-    if all(check.drafted is None for check in checks):
-        verification.notes.append(
-            "the server does not report how many drafts were accepted, so it is not known whether "
-            "the checks concern drafts"
-        )
-    return Report(
-        target=model.name_or_path,
-        dtype=dtype_name(model.dtype),
-        url=client.url,
-        model=client.model,
-        chat=chat,
-        system_fingerprints=tuple(sorted(verification.fingerprints)),
-        settings=settings,
-        checks=checks,
-        notes=tuple(dict.fromkeys(verification.notes)),
-    )
-
-
-@dataclass
-class _Verification:
-    """The checks of one server; the arguments are those of `verify_server`."""
-
-    client: ServerClient
-    model: PreTrainedModel
-    tokenizer: PreTrainedTokenizerBase
-    prompts: Sequence[Any]
-    settings: VerifySettings
-    track: Track
-    notes: list[str] = field(default_factory=list)
-    fingerprints: set[str] = field(default_factory=set)
-
-    def encode(self, index: int) -> list[int]:
-        config: Any = self.model.config
-        vocab_size = config.get_text_config().vocab_size
-        return encode_prompt(self.prompts[index], self.tokenizer, vocab_size)
-
-    def checks(self) -> Iterator[Check]:
-        yield self._check_greedy()
-        for index in range(min(self.settings.sampled_prompts, len(self.prompts))):
-            yield from self._check_samples(index)
-
-    def _check_greedy(self) -> Check:
-        most = self.settings.max_new_tokens
-        fields = {"max_tokens": most, "temperature": 0.0}
-        answers = self._ask("greedy texts", [(prompt, fields) for prompt in self.prompts])
-        tokens, differences = 0, []
-        for number, answer in enumerate(answers, start=1):
-            ids = self.encode(number - 1)
-            if answer.prompt_tokens not in (None, len(ids)):
-                self.notes.append(
-                    f"prompt {number} has {len(ids)} tokens here, but the server counts "
-                    f"{answer.prompt_tokens}: its tokenizer or chat template may be another one"
-                )
-            reference = Reference(self.model, ids)
-            equal, difference = compare_text(reference, self.tokenizer, answer, most, number)
+) -> Check:
+    """Compare a server's greedy texts with those of its target."""
+    sent: Sequence[Any] = prompts[: settings.num_prompts]
+    most = settings.max_new_tokens
+    config: Any = model.config
+    vocab_size = config.get_text_config().vocab_size
+    ask = partial(client.ask, max_tokens=most, temperature=0.0)
+    advance = track("greedy texts", len(sent))
+    tokens = drafted = other_lengths = 0
+    differences = []
+    with ThreadPoolExecutor(_REQUESTS) as pool:
+        for number, answer in enumerate(pool.map(ask, sent), start=1):
+            ids = encode_prompt(sent[number - 1], tokenizer, vocab_size)
+            other_lengths += answer.prompt_tokens not in (None, len(ids))
+            equal, difference = compare_text(Reference(model, ids), tokenizer, answer, most, number)
             tokens += equal
+            drafted += answer.accepted or 0
             differences += [] if difference is None else [difference]
-        return Check(
-            name="greedy texts",
-            passed=all(one.is_near_tie for one in differences),
-            drafted=drafted_in(answers),
-            differences=tuple(differences),
-            line=f"{counted(len(answers), 'prompt')}, {tokens} tokens equal; "
-            f"{count_differences(differences)}",
-            prompts=len(answers),
-            tokens=tokens,
+            advance()
+    line = (
+        f"{counted(len(sent), 'prompt')}, {tokens} tokens equal, "
+        f"{counted(drafted, 'accepted draft')}; {count_differences(differences)}"
+    )
+    if other_lengths:
+        line += (
+            f"; {counted(other_lengths, 'prompt')} of another length on the server, whose "
+            "tokenizer or chat template may differ"
         )
-
-    def _check_samples(self, index: int) -> Iterator[Check]:
-        settings, prompt = self.settings, self.prompts[index]
-        fields: dict[str, Any] = {
-            "max_tokens": settings.sample_length or _SAMPLE_LENGTH,
-            "temperature": settings.temperature,
-            "top_p": settings.top_p,
-            # Other servers may not have this field, and need not have it without a limit.
-            "top_k": settings.top_k if self.client.is_own else settings.top_k or None,
-            "log_probs": True,
-        }
-        first = settings.seed * settings.samples
-        requests: list[Request] = [
-            (prompt, {**fields, "seed": first + number}) for number in range(settings.samples)
-        ]
-        begun = requests[:_REPEATED_SEEDS]
-        answers = self._ask(f"first samples of prompt {index + 1}", begun)
-        # Without log-probabilities, which must not change the texts.
-        without = [(prompt, {**options, "log_probs": False}) for _, options in begun]
-        repeated = self._ask("repeated seeds", without)
-        same = sum(one.text == other.text for one, other in zip(answers, repeated, strict=True))
-        yield Check(
-            name="seeds",
-            passed=same == len(repeated),
-            drafted=drafted_in(repeated),
-            line=f"{same} of {len(repeated)} texts are the same if they are requested again",
-            texts=len(repeated),
-            same=same,
-        )
-        if not any(answer.tokens for answer in answers):
-            self.notes.append(
-                "the server does not name the tokens of its texts, so sampled texts cannot be "
-                "compared with the target's distribution"
-            )
-            return
-        answers += self._ask(f"samples of prompt {index + 1}", requests[_REPEATED_SEEDS:])
-        ids = self.encode(index)
-        reference = NamedReference(self.model, ids, settings.sampling, self.tokenizer)
-        sequences = [reference.tokens_of(answer) for answer in answers]
-        drafted, length = drafted_in(answers), fields["max_tokens"]
-        yield from compare_samples(reference, sequences, length, drafted, index + 1, settings)
-
-    def _ask(self, what: str, requests: Sequence[Request]) -> list[ServerAnswer]:
-        advance = self.track(what, len(requests))
-        answers = []
-
-        def ask(request: Request) -> ServerAnswer:
-            prompt, options = request
-            return self.client.ask(prompt, **options)
-
-        with ThreadPoolExecutor(8) as pool:
-            for answer in pool.map(ask, requests):
-                answers.append(answer)
-                advance()
-        self.fingerprints |= {one.system_fingerprint for one in answers if one.system_fingerprint}
-        return answers
-
-
-def drafted_in(answers: Sequence[ServerAnswer]) -> int | None:
-    """Return the number of accepted drafts in answers; None if the server does not report it."""
-    counts = [answer.accepted for answer in answers if answer.accepted is not None]
-    return sum(counts) if counts else None
+    return Check(
+        name="greedy texts",
+        passed=all(one.is_near_tie for one in differences),
+        drafted=drafted,
+        differences=tuple(differences),
+        line=line,
+        prompts=len(sent),
+        tokens=tokens,
+    )
 
 
 def compare_text(
@@ -266,65 +136,3 @@ def _can_begin(whole: str, text: str) -> bool:
         return False
     following = whole[len(complete) : len(complete) + 1]
     return text == complete or (following != "" and not following.isascii())
-
-
-class NamedReference(Reference):
-    """A target's distributions over the names that a server gives to tokens.
-
-    Tokens with the same name form a group, and so do all tokens that end a text. The probability of
-    a group is that of its first token, and the others have probability zero. A group of several
-    tokens, unless they end the text, ends a continuation: it is not known which of them the server
-    has chosen.
-    """
-
-    def __init__(
-        self,
-        model: PreTrainedModel,
-        prompt_ids: Sequence[int],
-        sampling: dict[str, Any],
-        tokenizer: PreTrainedTokenizerBase,
-    ) -> None:
-        super().__init__(model, prompt_ids, sampling)
-        size = int(model.config.get_text_config().vocab_size)
-        names = tokenizer.batch_decode([[token] for token in range(min(len(tokenizer), size))])
-        names += [""] * (size - len(names))
-        ends = set(end_ids(model.generation_config))
-        self.end = min(ends, default=None)
-        # The ends of texts come first, so that other tokens with the same name join them.
-        self._ids = {names[token]: min(ends) for token in ends if token < size}
-        groups = [
-            min(ends) if token in ends else self._ids.setdefault(name, token)
-            for token, name in enumerate(names)
-        ]
-        self.groups = torch.tensor(groups, device=model.device)
-        counts = Counter(groups)
-        self.shared = {token for token, count in counts.items() if count > 1} - {self.end}
-
-    def tokens_of(self, answer: ServerAnswer) -> Tokens:
-        """Return the groups of an answer's tokens, up to the first ambiguous one."""
-        tokens: list[int] = []
-        for name in answer.tokens:
-            if name not in self._ids:
-                raise ResourceError(
-                    "the server's tokens are not those of the target",
-                    got=repr(name[:80]),
-                    remedy="check that --target is the model that the server serves",
-                )
-            tokens.append(self._ids[name])
-            if tokens[-1] in self.shared or tokens[-1] == self.end:
-                return tuple(tokens)
-        # Some servers do not name the token that ends a text.
-        if answer.finish_reason == "stop" and self.end is not None:
-            tokens.append(self.end)
-        return tuple(tokens)
-
-    def distributions(
-        self, prefixes: Sequence[Tokens]
-    ) -> Iterator[tuple[Tokens, Float[Tensor, " vocab"]]]:
-        """Yield each prefix, and the distribution of the group of the next token."""
-        for prefix, probs in super().distributions(prefixes):
-            yield prefix, torch.zeros_like(probs).index_add_(0, self.groups, probs)
-
-    def ends(self, token: int) -> bool:
-        """Return whether a continuation has no known token after this one."""
-        return token in self.shared or super().ends(token)

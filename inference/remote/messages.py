@@ -142,17 +142,14 @@ class TreeLimits(WireMessage):
 
 
 class VerifierInfo(WireMessage):
-    """The target of a server, by which a device checks its drafter, and the server's limits."""
+    """The target of a server, by which a device checks its drafter."""
 
     protocol: Literal[1] = PROTOCOL
     model: str  # name of the target
     fingerprint: str  # as in `SessionOpened`
-    target: str  # fingerprint of the target's weights
     tokenizer: str  # fingerprint of the target's vocabulary
     has_template: bool  # whether a prompt may be a chat
     vocab_size: int = Field(ge=1)
-    capacity: int = Field(ge=1)  # largest number of tokens of prompt and text
-    limits: TreeLimits
     memory: MemoryOffer | None = None  # None if the server has no drafter with a memory
 
 

@@ -20,7 +20,6 @@ from inference.draft_tree import (
     SequenceTree,
     SparseDistribution,
 )
-from inference.remote.integer_distribution import TOTAL, probabilities
 from inference.remote.messages import (
     MessageError,
     StepHeader,
@@ -29,6 +28,7 @@ from inference.remote.messages import (
     decode_frame,
     encode_frame,
 )
+from inference.sampling.integer_distribution import TOTAL, probabilities
 
 _SPECS = {
     "token_ids": TensorSpec(np.int32, 1),
@@ -172,11 +172,11 @@ def depths(tree: TreeTensors) -> Int64[np.ndarray, " nodes"]:
     return depth
 
 
-def to_draft_tree(tree: TreeTensors, base_length: Tensor, step_id: int = 0) -> DraftTree:
+def to_draft_tree(tree: TreeTensors, base_length: Tensor) -> DraftTree:
     """Return a checked tree as the engine verifies it, on the device of `base_length`."""
     count, depth = len(tree.token_ids), depths(tree)
     if not count:
-        return DraftTree.empty(base_length, step_id)
+        return DraftTree.empty(base_length)
     columns = [tree.token_ids, tree.parents, depth, tree.kinds, np.arange(count)]
     fields = torch.from_numpy(np.stack(columns).astype(np.int64)).to(base_length.device)
     token_ids, parent, depth_of, kind, rank = fields[:, None].unbind()
@@ -192,7 +192,6 @@ def to_draft_tree(tree: TreeTensors, base_length: Tensor, step_id: int = 0) -> D
         base_length=base_length,
         max_depth=int(depth.max()),
         max_siblings=int(np.bincount(tree.parents.astype(np.int64) + 1).max()),
-        step_id=step_id,
         draft_probs=_distributions(tree, base_length.device) if len(tree.expanded) else None,
     )
 

@@ -10,7 +10,6 @@ from jaxtyping import Float, Int
 from torch import Tensor
 from transformers import (
     EpsilonLogitsWarper,
-    EtaLogitsWarper,
     InfNanRemoveLogitsProcessor,
     LogitNormalization,
     LogitsProcessor,
@@ -26,12 +25,11 @@ from inference.sampling.random_numbers import StreamKey
 from jakiro.errors import RequestError
 from jakiro.utils.devices import constants_on
 
-# These processors never read the preceding tokens, so they may process many distributions at once,
-# including draft distributions. Subclasses are excluded, because they may read the tokens.
+# These processors never read the preceding tokens or wait for the device, so they may process many
+# distributions at once, including draft distributions. Subclasses are excluded, because they may.
 PREFIX_FREE = frozenset(
     {
         EpsilonLogitsWarper,
-        EtaLogitsWarper,
         InfNanRemoveLogitsProcessor,
         LogitNormalization,
         MinPLogitsWarper,
@@ -45,8 +43,6 @@ PREFIX_FREE = frozenset(
 # transformers applies these processors after the temperature.
 AFTER_TEMPERATURE = PREFIX_FREE - {InfNanRemoveLogitsProcessor, TemperatureLogitsWarper}
 
-# These processors check their arguments on the host, and therefore wait for the device.
-WAITING = frozenset({EtaLogitsWarper})
 MOST_SORTED = 256  # number of scores that are sorted; nuclei are rarely larger
 NUCLEUS_ROUNDING = (
     1e-4  # far above the errors of sums of probabilities, which are about 1e-5 in float32
@@ -75,11 +71,6 @@ class Sampling:
     def is_prefix_free(self) -> bool:
         """Whether all processors are known to ignore the preceding tokens."""
         return all(type(processor) in PREFIX_FREE for processor in self.processors)
-
-    @property
-    def waits_for_device(self) -> bool:
-        """Whether a processor that ignores the preceding tokens waits for the device."""
-        return any(type(processor) in WAITING for processor in self.processors)
 
     @cached_property
     def description(self) -> tuple[bool, tuple[str, ...]]:
@@ -277,17 +268,8 @@ def _described(processor: LogitsProcessor) -> str:
 def _applied(processor: LogitsProcessor, prefix: Tensor, scores: Tensor) -> Tensor:
     if type(processor) is TopPLogitsWarper and scores.device.type == "cpu":
         return filter_nucleus(processor, scores)
-    if type(processor) is EtaLogitsWarper:
-        return _filtered_by_entropy(processor, prefix, scores)
     processed: Tensor = processor(prefix, scores)
     return processed
-
-
-def _filtered_by_entropy(warper: EtaLogitsWarper, prefix: Tensor, scores: Tensor) -> Tensor:
-    """Return the scores after the warper; rows that are not finite, which it refuses, stay."""
-    is_finite = scores.amax(dim=-1, keepdim=True).isfinite()
-    processed: Tensor = warper(prefix, scores.where(is_finite, 0.0))
-    return processed.where(is_finite, scores)
 
 
 def widened(logits: Float[Tensor, "n vocab"]) -> Float[Tensor, "n vocab"]:

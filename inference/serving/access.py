@@ -15,6 +15,7 @@ from jakiro.utils.settings import Settings, load_settings
 
 _HASH_DIGITS = 64
 _FREE_FOLDERS = ("/health", "/playground/")
+MOST_BYTES = 1 << 22  # largest size of a request body
 EVERYONE = "everyone"  # the user of all requests to a server without keys
 
 
@@ -111,9 +112,8 @@ class AccessCheck:
 class BodyLimit:
     """Refuses bodies that are too large, without reading the rest of them."""
 
-    def __init__(self, app: ASGIApp, max_bytes: int) -> None:
+    def __init__(self, app: ASGIApp) -> None:
         self._app = app
-        self._max_bytes = max_bytes
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         size = 0
@@ -122,13 +122,9 @@ class BodyLimit:
             nonlocal size
             message = await receive()
             size += len(message.get("body", b""))
-            if size > self._max_bytes:
-                error = ApiError(
-                    413,
-                    f"the body is too large; expected: at most {self._max_bytes} bytes; "
-                    "remedy: send less, or start the server with a larger --max-body-bytes",
-                    code="body_too_large",
-                )
+            if size > MOST_BYTES:
+                problem = f"the body is too large; expected: at most {MOST_BYTES} bytes"
+                error = ApiError(413, problem, code="body_too_large")
                 error.headers["connection"] = "close"
                 raise error
             return message

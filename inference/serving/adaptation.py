@@ -14,15 +14,15 @@ from pathlib import Path
 from typing import Literal, NamedTuple
 
 from inference.adaptation.lesson import LearningProcess, Lesson, LessonResult
-from inference.adaptation.traffic import AcceptanceWatch, TrafficRing
+from inference.adaptation.traffic import TrafficRing
 from inference.adaptation.versions import VersionFolder, lock_of
 from inference.adaptation.weights import identity_of_drafter
 from inference.protocol import RequestCounter
-from inference.serving.answers.reply import Reply
-from inference.serving.scheduling.engine_thread import LoadedModel
+from inference.serving.engine_thread import LoadedModel
+from inference.serving.reply import Reply
 from inference.serving.settings import ServeSettings
 from inference.serving.telemetry import Telemetry
-from inference.serving.used_version import UsedVersion, check_memory, drafter_that_learns
+from inference.serving.used_version import UsedVersion, drafter_that_learns
 from jakiro.errors import CheckpointError
 from jakiro.utils.files import ensure_writable_folder
 from jakiro.utils.logs import get_logger
@@ -33,11 +33,8 @@ _logger = get_logger(__name__)
 KEPT = 5  # number of versions that are kept
 _FEWEST_HELD_OUT = 4  # smallest number of held-out texts of a lesson
 _MOST_LEARNED, _MOST_HELD_OUT = 256, 32  # largest numbers of texts of a lesson
-_LONGEST_LESSON = 3600.0  # seconds of computation after which a process is killed
 _POLL_SECONDS = 0.1
 _SECONDS_AFTER_ERROR = 5.0
-_MOST_PATIENCE = 60.0  # seconds that a version which must not be used waits for a pause of requests
-_MOST_DOUBLINGS = 6
 
 Why = Literal["better", "worse", "purged"]
 
@@ -51,24 +48,13 @@ class Learner(NamedTuple):
     other_weights: bool = False
 
 
-class Purged(NamedTuple):
-    """The number of texts and of versions that a purge has removed."""
-
-    texts: int
-    versions: int
-
-
 class _Change(NamedTuple):
     number: int  # number of the version to use; 0 for the drafter's own weights
     why: Why
 
 
 class Adaptation:
-    """The adaptation of one engine's drafter; belongs to the event loop, except its construction.
-
-    Args:
-        is_decoding: function that returns whether requests are being decoded with the drafter.
-    """
+    """The adaptation of one engine's drafter; belongs to the event loop once it is made."""
 
     def __init__(
         self,
@@ -77,14 +63,12 @@ class Adaptation:
         learner: Learner,
         telemetry: Telemetry,
         is_busy: Callable[[], bool],
-        is_decoding: Callable[[], bool],
     ) -> None:
         self._model, self._learner = model, learner
-        self._is_busy, self._is_decoding = is_busy, is_decoding
+        self._is_busy = is_busy
         self._telemetry, self._settings = telemetry, settings
         target = model.engine.decoder.target
         drafter = drafter_that_learns(model)
-        check_memory(target.model)
         # What is learned outlives this process, and so must the uniqueness of the numbers.
         drafter.request_counter = RequestCounter(first=secrets.randbits(62))
         self._resources = ExitStack()
@@ -92,17 +76,12 @@ class Adaptation:
         self._folder = VersionFolder(self._open_folder() / identity, identity)
         self._folder.clean(KEPT)
         self._used = UsedVersion(model, drafter, self._folder, telemetry)
-        self._ring = TrafficRing(
-            settings.adapt_tokens, 3600 * settings.adapt_hours, secret=self._folder.secret
-        )
-        self._watch = AcceptanceWatch()
+        self._ring = TrafficRing(settings.adapt_tokens, 3600 * settings.adapt_hours)
         self._process: LearningProcess | None = None
         self._change: _Change | None = None  # change that is due as soon as the server is idle
-        self._due_since: float | None = None  # since when a version must no longer be used
         self._admits = asyncio.Event()
         self._admits.set()
         self._num_purges = 0
-        self._num_undone = 0  # number of versions in succession that were undone
         self._num_new = 0  # number of texts since the last lesson
         self._idle_since: float | None = None
         watch = telemetry.watch
@@ -126,30 +105,23 @@ class Adaptation:
             self._process.pause()
 
     async def admit(self) -> None:
-        """Wait while a version that must not be used waits for the end of earlier requests."""
+        """Wait while a change waits for the end of earlier requests."""
         await self._admits.wait()
 
     def record(self, reply: Reply) -> None:
-        """Count a complete reply, and keep its texts for a lesson if that is allowed."""
-        stats, options = reply.stats, reply.options
-        if options.drafting:
-            finding = self._watch.add(stats.decoded, stats.target_forwards)
-            if finding == "worse":
-                self._undo()
-            elif finding == "good":
-                self._num_undone = 0
-        if not options.may_learn:
+        """Keep the texts of a complete reply for a lesson, if that is allowed."""
+        if not reply.options.may_learn:
             return
         for job in reply.jobs:
             for state in job.sequences:
                 prompt = len(state.request.token_ids)
                 self._num_new += self._ring.add(reply.user, state.token_ids, prompt)
 
-    async def purge(self, tenant: str) -> Purged:
+    async def purge(self, tenant: str) -> tuple[int, int]:
         """Forget the texts of a tenant, and all versions that have learned from them.
 
-        If the version in use is one of them, the drafter changes to an earlier one as soon as no
-        request is decoded.
+        Returns:
+            The numbers of texts and of versions.
         """
         self._num_purges += 1
         num_texts = self._ring.purge(tenant)
@@ -158,12 +130,11 @@ class Adaptation:
             self._process = None
             await process.kill()
             self._telemetry.lessons.labels("purged").inc()
-        removed = self._folder.taught_by(tenant)
+        removed = self._folder.purge(tenant)
         current = self.version if self._change is None else self._change.number
         if current in removed:
-            self._change = _Change(self._used.newest_before(current, removed), "purged")
-        self._folder.purge(tenant)
-        return Purged(num_texts, len(removed))
+            self._change = _Change(self._used.newest_before(current), "purged")
+        return num_texts, len(removed)
 
     async def run(self) -> None:
         """Learn and change the drafter whenever the server is idle, until this task is cancelled.
@@ -190,9 +161,11 @@ class Adaptation:
         await self._end_long_lesson()
         if self._process is not None and self._process.is_done:
             self._finish(self._process.result())
-        self._hold_requests()
-        if self._change is not None and not self._is_decoding():
+        if self._change is not None:
+            self._admits.clear()
             await self._apply(self._change)
+        if self._change is None:
+            self._admits.set()
         if self._is_busy():
             self._idle_since = None
             return
@@ -200,17 +173,6 @@ class Adaptation:
         self._idle_since = now if self._idle_since is None else self._idle_since
         if self._change is None and now - self._idle_since >= self._settings.adapt_idle_seconds:
             await self._learn()
-
-    def _hold_requests(self) -> None:
-        """Let later requests wait if a version must not be used, and requests never pause."""
-        if self._change is None or self._change.why == "better":
-            self._due_since = None
-            self._admits.set()
-            return
-        now = time.monotonic()
-        self._due_since = now if self._due_since is None else self._due_since
-        if now - self._due_since >= _MOST_PATIENCE:
-            self._admits.clear()
 
     def _may_teach(self, lesson: Lesson, tenant: str) -> bool:
         """Whether a lesson has texts of a tenant, or starts from a version that knows them."""
@@ -237,18 +199,14 @@ class Adaptation:
             process.pause()
 
     async def _end_long_lesson(self) -> None:
-        """End a lesson that computes for too long, or whose texts are kept for too long."""
-        if (process := self._process) is None or process.is_done:
-            return
-        if process.seconds > _LONGEST_LESSON or process.age > 3600 * self._settings.adapt_hours:
-            _logger.warning("a lesson takes too long: it is ended")
+        """End a lesson whose texts have been kept for too long."""
+        process = self._process
+        if process is not None and process.age > 3600 * self._settings.adapt_hours:
             await process.kill()
 
     def _next_lesson(self) -> Lesson | None:
-        if self._num_new < self._settings.adapt_every * 2**self._num_undone:
+        if self._num_new < self._settings.adapt_every:
             return None
-        if self._watch.is_watching or not self._watch.is_ready:
-            return None  # the version could not be watched
         traffic = self._ring.traffic(_MOST_LEARNED, _MOST_HELD_OUT)
         if not traffic.learned or len(traffic.held_out) < _FEWEST_HELD_OUT:
             return None
@@ -289,7 +247,6 @@ class Adaptation:
         is_current = parent == self.version and self._change is None
         if result.outcome == "harmful" and is_current:
             _logger.warning("version %d is worse than the drafter itself: it forgets all", parent)
-            self._num_undone = min(self._num_undone + 1, _MOST_DOUBLINGS)
             self._change = _Change(0, "worse")
             for version in self._folder.numbers:
                 self._used.discard(version)
@@ -298,15 +255,10 @@ class Adaptation:
         elif result.outcome == "better":  # the parent is no longer in use
             self._used.discard(number)
 
-    def _undo(self) -> None:
-        """Go back to the version before the current one, which is removed."""
-        _logger.warning("version %d accepts fewer drafts: it is no longer used", self.version)
-        self._num_undone = min(self._num_undone + 1, _MOST_DOUBLINGS)
-        self._change = _Change(self._used.newest_before(self.version), "worse")
-        self._used.discard(self.version)
-
     async def _apply(self, change: _Change) -> None:
-        """Change the weights, unless a request has arrived in the meantime."""
+        """Change the weights, unless a request is decoded; it is then tried again."""
+        if not self._model.engine.scheduler.is_idle:
+            return
         try:
             version = await asyncio.to_thread(self._used.read, change.number)
         except CheckpointError as error:
@@ -315,15 +267,8 @@ class Adaptation:
                 earlier = change._replace(number=self._used.newest_before(change.number))
                 self._change = None if change.why == "better" else earlier
             return
-        if self._is_decoding() or self._change != change:
-            return  # it is tried again
-        try:
-            if not await self._used.replace(change.number, version):
-                return
-        except BaseException:
-            self._change = None
-            raise
-        self._watch.changed(watch=change.why == "better")
+        if self._change != change or not await self._used.replace(change.number, version):
+            return
         self._telemetry.changes.labels(change.why).inc()
         if self._change == change:
             self._change = None

@@ -16,13 +16,14 @@ from starlette.staticfiles import StaticFiles
 
 from inference.remote.messages import MessageError
 from inference.serving.access import AccessCheck, ApiKeys, BodyLimit
-from inference.serving.answers.answer import Disconnected, answer
-from inference.serving.answers.formats import ChatForm, CompletionForm
+from inference.serving.answer import Disconnected, answer
 from inference.serving.api_error import ApiError
-from inference.serving.scheduling.engine_thread import LoadedModel
-from inference.serving.service import Service
+from inference.serving.engine_thread import LoadedModel
+from inference.serving.formats import ChatForm, CompletionForm
+from inference.serving.service import Service, logged_api_error
 from inference.serving.settings import ServeSettings, is_loopback
 from inference.serving.telemetry import CONTENT_TYPE
+from jakiro.errors import JakiroError
 
 _CLOSED = 499  # status in logs of requests whose client has disconnected
 _PAGE_FOLDER = ("inference.serving", "playground")
@@ -74,8 +75,10 @@ async def forget(request: HttpRequest) -> Response:
             "the drafter of this server does not learn, so no text is kept",
             code="not_adapting",
         )
-    purged = await service.adaptation.purge(request.state.user)
-    return JSONResponse({"object": "adaptation.deleted", "deleted": True, **purged._asdict()})
+    texts, versions = await service.adaptation.purge(request.state.user)
+    return JSONResponse(
+        {"object": "adaptation.deleted", "deleted": True, "texts": texts, "versions": versions}
+    )
 
 
 async def health(request: HttpRequest, needed: str = "ready") -> Response:
@@ -105,6 +108,7 @@ def create_app(service: Service, keys: ApiKeys) -> Starlette:
     handlers: Any = {
         ApiError: _api_error,
         MessageError: _message_error,
+        JakiroError: _jakiro_error,
         HTTPException: _http_error,
         Exception: _internal_error,
         Disconnected: _disconnected,
@@ -120,7 +124,7 @@ def create_app(service: Service, keys: ApiKeys) -> Starlette:
     app.router.redirect_slashes = False
     app.state.service = service
     if service.settings.remote_sessions:
-        from inference.serving.remote.sessions import add_remote_routes
+        from inference.serving.sessions import add_remote_routes
 
         add_remote_routes(app, service)
     return app
@@ -149,7 +153,7 @@ def _checks(settings: ServeSettings, keys: ApiKeys) -> list[Middleware]:
             allow_headers=everything,
         ),
         Middleware(AccessCheck, keys, origins),
-        Middleware(BodyLimit, settings.max_body_bytes),
+        Middleware(BodyLimit),
     ]
 
 
@@ -159,6 +163,10 @@ async def _api_error(_request: HttpRequest, error: ApiError) -> Response:
 
 async def _message_error(_request: HttpRequest, error: MessageError) -> Response:
     return ApiError(error.status, str(error), code=error.code).response
+
+
+async def _jakiro_error(_request: HttpRequest, error: JakiroError) -> Response:
+    return logged_api_error(error).response
 
 
 async def _http_error(request: HttpRequest, error: HTTPException) -> Response:

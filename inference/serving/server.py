@@ -16,10 +16,10 @@ from inference.generation.prompts import needed
 from inference.protocol import request_counter_of
 from inference.serving.access import ApiKeys
 from inference.serving.app import create_app
-from inference.serving.scheduling.engine_thread import EngineThread, LoadedModel
+from inference.serving.engine_thread import EngineThread, LoadedModel
 from inference.serving.service import Service
 from inference.serving.settings import ServeSettings
-from jakiro.errors import ConfigError, ResourceError
+from jakiro.errors import ResourceError
 from jakiro.utils.logs import get_logger
 from jakiro.utils.progress import in_background
 
@@ -54,25 +54,18 @@ class Server(uvicorn.Server):
         assert learner is not None or settings.adapt == "off"
         keys = ApiKeys((key.get_secret_value() for key in settings.api_keys), settings.keys_file)
         self._has_several_users = keys.are_several
-        self.service = Service(settings, has_several_users=keys.are_several)
+        self.service = Service(settings)
         super().__init__(_config(self.service, keys))
         self._load, self._learner = load, learner
         self._loading: Future[tuple[LoadedModel, Adaptation | None]] | None = None
         self._adapting: asyncio.Task[None] | None = None
         self._drain_until: float | None = None
         self._socket = _listen(settings)
-        if settings.sends_keys_unencrypted:
-            _logger.warning(
-                "keys and texts travel unencrypted between %s and other machines; remedy: pass "
-                "--tls-cert and --tls-key, or put a proxy with TLS in front of the server",
-                settings.host,
-            )
 
     @property
     def url(self) -> str:
         host, port = self._socket.getsockname()[:2]
-        scheme = "http" if self.service.settings.tls_cert is None else "https"
-        return f"{scheme}://{f'[{host}]' if ':' in host else host}:{port}/v1"
+        return f"http://{f'[{host}]' if ':' in host else host}:{port}/v1"
 
     @property
     def engine(self) -> EngineThread:
@@ -165,7 +158,6 @@ class Server(uvicorn.Server):
                 self._learner,
                 service.telemetry,
                 is_busy=lambda: service.num_active > 0,
-                is_decoding=lambda: service.num_decoding > 0,
             )
         except BaseException:
             engine.close()
@@ -222,8 +214,7 @@ def _listen(settings: ServeSettings) -> socket.socket:
 
 
 def _config(service: Service, keys: ApiKeys) -> uvicorn.Config:
-    settings = service.settings
-    config = uvicorn.Config(
+    return uvicorn.Config(
         create_app(service, keys),
         http="h11",
         ws="none",
@@ -233,19 +224,7 @@ def _config(service: Service, keys: ApiKeys) -> uvicorn.Config:
         server_header=False,
         timeout_keep_alive=_SECONDS_OF_IDLE_CONNECTIONS,
         timeout_graceful_shutdown=_SECONDS_OF_ERROR_EVENTS,
-        ssl_certfile=settings.tls_cert,
-        ssl_keyfile=settings.tls_key,
     )
-    try:
-        config.load()
-    except OSError as error:  # errors of TLS are of this type, too
-        raise ConfigError(
-            "the certificate cannot be used",
-            expected="PEM files with a certificate and its key",
-            got=error,
-            remedy="check --tls-cert and --tls-key",
-        ) from error
-    return config
 
 
 def serve(

@@ -1,17 +1,16 @@
-"""Admission of requests to the engine, and their ends: complete, cancelled, or drained."""
+"""The way of a request through the server, and its end: complete, cancelled, or drained."""
 
 import asyncio
-import math
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager, contextmanager
 from typing import TYPE_CHECKING, TypeVar
 
 from inference.generation.prompts import Prompt
-from inference.serving.answers.reply import Reply
 from inference.serving.api_error import ApiError, api_error_of
-from inference.serving.scheduling.decoding_options import DecodingOptions
-from inference.serving.scheduling.engine_thread import LoadedModel
+from inference.serving.decoding_options import DecodingOptions
+from inference.serving.engine_thread import LoadedModel
+from inference.serving.reply import Reply
 from inference.serving.settings import ServeSettings
 from inference.serving.telemetry import Telemetry
 from jakiro.errors import EngineStopped, JakiroError, PromptError
@@ -24,79 +23,20 @@ _logger = get_logger(__name__)
 
 T = TypeVar("T")
 
-_RETRY_SECONDS = 5  # after which a client may ask again whether the server is ready
-_LONGEST_RETRY_SECONDS = 60  # after a request that was refused because others wait
-
-
-class Admission:
-    """Accepts requests before they are prepared, as long as there is room; not thread-safe.
-
-    Args:
-        has_several_users: whether no user may have more than half of all sequences of a lane, so
-            that there is room for the others.
-    """
-
-    def __init__(self, places: int, queue: int, *, has_several_users: bool = False) -> None:
-        self._places = places
-        self._queue = queue
-        self._most = places + queue
-        self._most_of_user = -(-self._most // 2) if has_several_users else self._most
-        self._replies: list[Reply] = []
-        self._mean_seconds = 1.0  # mean duration of a request
-
-    @contextmanager
-    def admit(self, reply: Reply) -> Iterator[None]:
-        """Keep room for the sequences of a request until they or the block have ended."""
-        count = reply.num_live
-        if count > self._most_of_user:
-            raise ApiError(
-                400,
-                "the request has too many prompts and choices; "
-                f"expected: at most {self._most_of_user}; got: {count}; "
-                "remedy: send several requests",
-            )
-        live = [(r.user, r.num_live) for r in self._replies if r.lane == reply.lane]
-        of_user = sum(num for user, num in live if user == reply.user)
-        if sum(num for _, num in live) + count > self._most:
-            raise self._overload(f"too many requests are waiting; expected: at most {self._queue}")
-        if of_user + count > self._most_of_user:
-            most = f"at most {self._most_of_user} that run or wait"
-            raise self._overload(f"too many sequences of this key; expected: {most}")
-        self._replies.append(reply)
-        try:
-            yield
-        finally:
-            self._replies.remove(reply)
-
-    def observe(self, seconds: float) -> None:
-        """Take the duration of a request into account for the time after which to try again."""
-        self._mean_seconds += (seconds - self._mean_seconds) / 8
-
-    def _overload(self, problem: str) -> ApiError:
-        waited = self._mean_seconds * (1 + self._queue / self._places)
-        return ApiError(
-            429,
-            f"{problem}; got: more; remedy: try again after the seconds in the header Retry-After",
-            kind="rate_limit_error",
-            code="rate_limit_exceeded",
-            retry_after=max(1, min(math.ceil(waited), _LONGEST_RETRY_SECONDS)),
-        )
+_RETRY_SECONDS = 5  # after which a client may ask again
 
 
 class Service:
     """The engine, and the limits and counters of requests to it; not thread-safe."""
 
-    def __init__(self, settings: ServeSettings, *, has_several_users: bool = False) -> None:
+    def __init__(self, settings: ServeSettings) -> None:
         self.settings = settings
         self.telemetry = Telemetry()
         self.is_draining = False
         self.num_active = 0  # number of requests that are being answered
-        self.num_decoding = 0  # number of those that the drafter of the engine drafts for
         self.adaptation: Adaptation | None = None  # None if the drafter does not learn
+        self._num_sequences = 0  # number of sequences of the requests that are being answered
         self._model: LoadedModel | None = None
-        self._admission = Admission(
-            settings.places, settings.queue, has_several_users=has_several_users
-        )
         # One thread, because tokenizers and chat templates are not thread-safe.
         self._preparing = ThreadPoolExecutor(1, thread_name_prefix="jakiro-prepare")
 
@@ -133,15 +73,16 @@ class Service:
     ) -> AsyncIterator[Reply]:
         """Start the decoding of prompts, and cancel it if the block ends before its time."""
         self.check_ready()
-        lane, seconds = self.model.lane_of(options), self.settings.request_seconds
-        reply = Reply(prompts, options, lane=lane, user=user, seconds=seconds)
-        with self._admission.admit(reply), self.active():
+        reply = Reply(prompts, options, user=user, seconds=self.settings.request_seconds)
+        with self._room(len(prompts) * options.choices), self.active():
             why = "error"
             try:
-                async with self._drafter_in_use():
-                    await self.run_preparation(lambda: reply.prepare(self.model))
-                    reply.start(self.model)
-                    yield reply
+                if self.adaptation is not None:
+                    async with asyncio.timeout(self.settings.request_seconds):
+                        await self.adaptation.admit()
+                await self.run_preparation(lambda: reply.prepare(self.model))
+                reply.start(self.model)
+                yield reply
                 why = "unread"
             except (asyncio.CancelledError, GeneratorExit):
                 why = "disconnected"
@@ -153,6 +94,25 @@ class Service:
                 raise logged_api_error(error) from error
             finally:
                 self._finish(reply, why)
+
+    @contextmanager
+    def _room(self, count: int) -> Iterator[None]:
+        """Refuse a request before its prompts are encoded, unless there is room for it."""
+        most = self.settings.places + self.settings.queue
+        if self._num_sequences + count > most:
+            raise ApiError(
+                429 if count <= most else 400,
+                f"too many sequences; expected: at most {most} that are decoded or wait; "
+                f"got: {count} more; remedy: send fewer prompts and choices, or try again later",
+                kind="rate_limit_error",
+                code="rate_limit_exceeded",
+                retry_after=_RETRY_SECONDS,
+            )
+        self._num_sequences += count
+        try:
+            yield
+        finally:
+            self._num_sequences -= count
 
     @contextmanager
     def active(self) -> Iterator[None]:
@@ -172,36 +132,19 @@ class Service:
     def close(self) -> None:
         self._preparing.shutdown(wait=False, cancel_futures=True)
 
-    @asynccontextmanager
-    async def _drafter_in_use(self) -> AsyncIterator[None]:
-        """Wait while the weights of the drafter must be replaced, which the block prevents."""
-        if self.adaptation is not None:
-            async with asyncio.timeout(self.settings.request_seconds):
-                await self.adaptation.admit()
-            self.check_ready()
-        self.num_decoding += 1
-        try:
-            yield
-        finally:
-            self.num_decoding -= 1
-
     def _finish(self, reply: Reply, why: str) -> None:
         """Free what a request used, count it, and let the drafter learn from its texts."""
         reply.stop(self.model)
         if not reply.is_started:
             return
-        seconds = self.telemetry.observe(reply, why)
-        if seconds is None:
-            return
-        self._admission.observe(seconds)
-        if self.adaptation is not None:
+        self.telemetry.observe(reply, why)
+        if reply.is_complete and self.adaptation is not None:
             self.adaptation.record(reply)
 
     def _not_ready(self) -> ApiError:
         return ApiError(
             503,
-            "the server accepts no requests; expected: a server that is ready; "
-            f"got: {self.state}; remedy: try another server, or try again later",
+            f"the server accepts no requests; got: {self.state}; remedy: try again later",
             kind="server_error",
             code=self.state,
             retry_after=_RETRY_SECONDS,
@@ -211,7 +154,7 @@ class Service:
         return ApiError(
             504,
             "the request takes too long; "
-            f"expected: at most {self.settings.request_seconds:g} seconds; got: more; "
+            f"expected: at most {self.settings.request_seconds:g} seconds; "
             "remedy: request fewer tokens, or start the server with a longer --request-seconds",
             kind="server_error",
             code="request_timeout",

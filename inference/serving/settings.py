@@ -5,12 +5,10 @@ from ipaddress import ip_address
 from pathlib import Path
 from typing import Annotated, Literal
 
-from pydantic import Field, FilePath, SecretStr, field_validator, model_validator
+from pydantic import Field, FilePath, SecretStr, model_validator
 
 from jakiro.errors import ConfigError
 from jakiro.utils.settings import Settings
-
-_SHORTEST_KEY = 8  # number of characters
 
 
 def keys_in_environment() -> tuple[SecretStr, ...]:
@@ -51,31 +49,22 @@ class ServeSettings(Settings):
     capacity: int = Field(4096, ge=2)
     """Largest number of tokens of a sequence, including its prompt."""
     queue: int = Field(64, ge=0)
-    """Largest number of sequences of each lane that wait for a free place."""
+    """Largest number of sequences beyond --places that wait."""
     api_keys: tuple[SecretStr, ...] = Field(default_factory=_keys_of_server)
     """Keys, one of which each request must contain; by default those in the environment variable
     JAKIRO_API_KEY. If there are none, all requests are accepted."""
     keys_file: FilePath | None = None
     """YAML file with the hashes of further keys by the names of their users."""
-    tls_cert: Path | None = None
-    """PEM file with the certificate of the server, and those that lead to its authority;
-    without it, connections are not encrypted."""
-    tls_key: Path | None = None
-    """PEM file with the key of the certificate."""
     allowed_hosts: tuple[Annotated[str, Field(pattern=r"^(\*|(\*\.)?[^*]+)$")], ...] = ()
     """Name of the server in the header `Host`, besides those of this machine; `*` for all names. If
     there is none, a server that other machines can connect to accepts all names."""
     allowed_origins: tuple[str, ...] = ()
     """Origin of web pages that may send requests."""
-    max_body_bytes: int = Field(1_048_576, ge=1)
-    """Largest size of a request body in bytes."""
     request_seconds: float = Field(600.0, gt=0)
     """Largest number of seconds from the acceptance of a request to its last token."""
     remote_sessions: int = Field(0, ge=0)
     """Largest number of texts at the same time whose drafts other machines send, see
     `jakiro connect`; 0 for none."""
-    remote_sessions_per_key: int = Field(4, ge=1)
-    """Largest number of texts of each key whose drafts are sent by other machines."""
     remote_idle_seconds: float = Field(120.0, gt=0, allow_inf_nan=False)
     """Seconds without a request after which the caches of such a text are freed."""
     playground: bool = True
@@ -95,24 +84,6 @@ class ServeSettings(Settings):
     """Seconds without a request after which learning begins or continues."""
     drain_seconds: float = Field(30.0, ge=0)
     """Seconds that running requests may take after SIGTERM."""
-
-    @property
-    def sends_keys_unencrypted(self) -> bool:
-        """Whether keys cross a network without TLS, unless a proxy adds it."""
-        return not is_loopback(self.host) and self.tls_cert is None
-
-    @field_validator("api_keys")
-    @classmethod
-    def _are_long(cls, keys: tuple[SecretStr, ...]) -> tuple[SecretStr, ...]:
-        if any(len(key.get_secret_value()) < _SHORTEST_KEY for key in keys):
-            raise ValueError(f"keys of at least {_SHORTEST_KEY} characters (JAKIRO_API_KEY)")
-        return keys
-
-    @model_validator(mode="after")
-    def _a_certificate_has_a_key(self) -> "ServeSettings":
-        if (self.tls_cert is None) != (self.tls_key is None):
-            raise ValueError("--tls-cert and --tls-key must be given together")
-        return self
 
     @model_validator(mode="after")
     def _only_with_a_key_beyond_this_machine(self) -> "ServeSettings":

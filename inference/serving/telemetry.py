@@ -7,9 +7,9 @@ from typing import Any
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
 from inference.engine.stats import DecodeStats
-from inference.serving.answers.reply import Reply
-from inference.serving.scheduling.engine_thread import LoadedModel
-from inference.serving.scheduling.scheduler import Job
+from inference.serving.engine_thread import LoadedModel
+from inference.serving.reply import Reply
+from inference.serving.scheduler import Job
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 _SECONDS = (0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0)
@@ -36,23 +36,19 @@ class Telemetry:
         self.step = times("step_seconds", "Seconds of a decoding step of a lane.", _STEP_SECONDS)
         self.lessons = count("adapt_lessons", "Lessons of the drafter.", "outcome")
         self.changes = count("adapt_changes", "Changes of the drafter's version.", "why")
-        self._identity = Gauge("model", "Target, drafter and trees.", ["fingerprint"], **self._own)
-        self._model: LoadedModel | None = None
 
     def watch(self, name: str, text: str, value: Callable[[], float]) -> None:
         """Add a gauge whose value is computed whenever the metrics are read."""
         Gauge(name, text, **self._own).set_function(value)
 
     def watch_engine(self, model: LoadedModel) -> None:
-        """Add gauges of a model and its engine."""
+        """Add gauges of an engine."""
         scheduler = model.engine.scheduler
         self.watch("running", "Sequences that have places.", lambda: scheduler.num_running)
         self.watch("waiting", "Prompts that wait for places.", lambda: scheduler.num_waiting)
-        self.watch("cache_bytes", "Size of the caches.", lambda: scheduler.num_bytes)
-        self._model = model
 
-    def observe(self, reply: Reply, why: str) -> float | None:
-        """Count a request that has ended, and return its duration if it is complete."""
+    def observe(self, reply: Reply, why: str) -> None:
+        """Count a request that has ended."""
         self.tokens.labels("prompt").inc(reply.num_prompt_tokens)
         self.tokens.labels("generated").inc(reply.num_tokens)
         if reply.first_token_seconds is not None:
@@ -61,16 +57,11 @@ class Telemetry:
             self._observe_times(job)
         if not reply.is_complete:  # the engine may still be changing the statistics
             self.cancelled.labels(why).inc()
-            return None
-        seconds = time.monotonic() - reply.started
-        self.duration.observe(seconds)
+            return
+        self.duration.observe(time.monotonic() - reply.started)
         self._count(reply.stats)
-        return seconds
 
     def page(self) -> bytes:
-        if self._model is not None:
-            self._identity.clear()  # the fingerprint changes when the drafter is adapted
-            self._identity.labels(self._model.fingerprint).set(1)
         return generate_latest(self.registry)
 
     def _observe_times(self, job: Job) -> None:

@@ -1,18 +1,13 @@
 """The version of a drafter that a server decodes with, and its replacement between requests."""
 
 import asyncio
-from collections.abc import Sequence
-
-import psutil
-import torch
-from torch import nn
 
 from inference.adaptation.versions import Version, VersionFolder
 from inference.adaptation.weights import ReplaceableWeights, adapted_ends
 from inference.drafters.trained.drafter import TrainedDrafter
-from inference.serving.scheduling.engine_thread import LoadedModel
+from inference.serving.engine_thread import LoadedModel
 from inference.serving.telemetry import Telemetry
-from jakiro.errors import CheckpointError, ConfigError, ResourceError
+from jakiro.errors import CheckpointError, ConfigError
 from jakiro.utils.logs import get_logger
 
 _logger = get_logger(__name__)
@@ -62,21 +57,16 @@ class UsedVersion:
         before, self._model.fingerprint = self._model.fingerprint, self._fingerprint(version)
         weights = None if version is None else version.weights
         done = self._model.engine.when_idle(lambda: self._weights.use(weights))
-        try:
-            is_changed = await asyncio.wrap_future(done)
-        except BaseException:  # `use` has gone back to the drafter's own weights
-            self._model.fingerprint, self.number = self._first_fingerprint, 0
-            raise
+        is_changed = await asyncio.wrap_future(done)
         if is_changed:
             self.number = number
         else:
             self._model.fingerprint = before
         return is_changed
 
-    def newest_before(self, number: int, without: Sequence[int] = ()) -> int:
+    def newest_before(self, number: int) -> int:
         """Return the number of the newest version before another one; 0 if there is none."""
-        earlier = (n for n in self._folder.numbers if n < number and n not in without)
-        return max(earlier, default=0)
+        return max((earlier for earlier in self._folder.numbers if earlier < number), default=0)
 
     def refuse(self, number: int, error: CheckpointError) -> None:
         """Remove a version that cannot be used."""
@@ -99,31 +89,9 @@ class UsedVersion:
 
 def drafter_that_learns(model: LoadedModel) -> TrainedDrafter:
     drafter = model.engine.decoder.drafter
-    name = "none" if drafter is None else type(drafter).__name__
-    if type(drafter) is TrainedDrafter:
-        if adapted_ends(drafter.model):
-            return drafter
-        name = f"{name} without them"
+    if type(drafter) is TrainedDrafter and adapted_ends(drafter.model):
+        return drafter
     raise ConfigError(
-        "this drafter does not learn with --adapt",
-        expected="a trained drafter with attention or experts",
-        got=name,
-        remedy="pass the folder of a trained drafter, or leave out --adapt",
+        "only a trained drafter with attention or experts learns with --adapt",
+        got=repr(drafter),
     )
-
-
-def check_memory(target: nn.Module) -> None:
-    """Check whether the process that learns can load the target a second time."""
-    weight = next(target.parameters())
-    needed = sum(p.numel() * p.element_size() for p in target.parameters())
-    if weight.is_cuda:
-        free, _ = torch.cuda.mem_get_info(weight.device)
-    else:
-        free = psutil.virtual_memory().available
-    if needed > free:
-        raise ResourceError(
-            "there is no memory for a second copy of the target, which learning needs",
-            expected=f"{needed / 1e9:.2f} GB",
-            got=f"{free / 1e9:.2f} GB",
-            remedy="use a smaller --capacity or fewer --places, or leave out --adapt",
-        )

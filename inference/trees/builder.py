@@ -66,7 +66,7 @@ class TreeLevel(NamedTuple):
 
 
 def assemble(
-    levels: list[TreeLevel], shape: TreeShape, base_length: Int[Tensor, " batch"], step_id: int
+    levels: list[TreeLevel], shape: TreeShape, base_length: Int[Tensor, " batch"]
 ) -> DraftTree:
     """Return the trees that consist of the given levels; parents come before their children.
 
@@ -97,7 +97,6 @@ def assemble(
         base_length=base_length,
         max_depth=len(levels),
         max_siblings=max(level.children for level in levels),
-        step_id=step_id,
         draft_probs=_recorded(levels, score.shape[1]) if shape.sampled else None,
     )
 
@@ -182,9 +181,7 @@ class TreeBuilder:
     sampling: BatchSampling
     random: StepRandom = field(default_factory=StepRandom)
 
-    def build(
-        self, source: JointPredictor, base_length: Int[Tensor, " batch"], step_id: int = 0
-    ) -> DraftTree:
+    def build(self, source: JointPredictor, base_length: Int[Tensor, " batch"]) -> DraftTree:
         levels: list[TreeLevel] = []
         frontier: TreeLevel | None = None
         parents = torch.full_like(base_length, ROOT)[:, None]
@@ -203,7 +200,7 @@ class TreeBuilder:
             frontier, indices = level.best(self.shape.breadth)
             parents, score = indices + num_nodes, frontier.score
             num_nodes += level.score.shape[1]
-        return assemble(levels, self.shape, base_length, step_id)
+        return assemble(levels, self.shape, base_length)
 
     def _noise(self, vocab: int) -> list[Float[Tensor, "batch f m"]]:
         """Return the noise of all levels, which is copied to the device at once."""
@@ -297,7 +294,7 @@ def _distribution(columns: Tensor, log_probs: Tensor) -> SparseDistribution:
 def _quantized(probs: Tensor) -> Float[Tensor, "batch parents m"]:
     """Return probabilities, rounded to integer weights; zeros where nothing can be sampled."""
     # Only drafts for another machine are rounded.
-    from inference.remote.integer_distribution import probabilities, quantized
+    from inference.sampling.integer_distribution import probabilities, quantized
 
     exact = probs.double().cpu().numpy()
     is_empty = exact.sum(axis=-1, keepdims=True) == 0

@@ -89,14 +89,3 @@ def wrong_weights(expected: str, got: object) -> CheckpointError:
         got=got,
         remedy="export it again with `jakiro export --to vllm`",
     )
-
-
-def check_head(head: object) -> None:
-    """Raise an error if vLLM's target has no head that a drafter could share."""
-    if head is None:
-        raise TargetNotSupported(
-            "vLLM's implementation of the target has no head that a drafter can share",
-            expected="a target with the attribute `lm_head`",
-            got="none",
-            remedy="train a drafter with a draft vocabulary, whose rows of the head are exported",
-        )

@@ -33,7 +33,6 @@ from inference.vllm_plugin.attention import CachedAttend, VerifiedAttend
 from inference.vllm_plugin.checks import (
     check_config,
     check_draft_ids,
-    check_head,
     check_states,
     wrong_weights,
 )
@@ -253,7 +252,6 @@ class VllmDrafter(Eagle3LlamaForCausalLM):  # type: ignore[misc]  # vLLM accepts
         Args:
             hidden_states: features and log-weights of the components, from `forward`.
         """
-        check_head(self.lm_head)
         hidden = self.model.hidden
         count = hidden_states.shape[-1] // hidden
         features = hidden_states[:, : count * hidden].reshape(-1, hidden)

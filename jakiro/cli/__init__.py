@@ -6,7 +6,6 @@ torch.
 
 import errno
 import os
-import re
 import sys
 import traceback
 from collections.abc import Callable, Sequence
@@ -15,7 +14,7 @@ from typing import Annotated, Any
 import typer
 
 from jakiro import __version__
-from jakiro.cli.bench import bench, profile
+from jakiro.cli.bench import bench
 from jakiro.cli.chat import chat
 from jakiro.cli.connect import connect
 from jakiro.cli.data import prepare, regenerate, synthesize
@@ -35,7 +34,6 @@ from jakiro.utils.files import is_disk_full
 from jakiro.utils.packaged import missing_extra
 
 _DEBUG = "--debug"
-_BRACES = re.compile("[{}]")  # around required arguments
 _LIBRARY_WORDS = "Value error, "  # before messages about options with a fixed set of values
 _COMMANDS: dict[str, dict[str, Callable[..., None]]] = {
     "Decode": {
@@ -43,7 +41,7 @@ _COMMANDS: dict[str, dict[str, Callable[..., None]]] = {
         **{"serve": serve, "connect": connect, "demo": demo},
     },
     "Train": {"init": init, "train": train, "ablate": ablate},
-    "Measure": {"bench": bench, "verify": verify, "profile": profile},
+    "Measure": {"bench": bench, "verify": verify},
     "Data": {"regenerate": regenerate, "synthesize": synthesize},
     "Exchange": {"import": import_drafter, "export": export_drafter},
 }
@@ -126,8 +124,6 @@ def _explain(error: JakiroError | typer.TyperException) -> str:
     context: Any = getattr(error, "ctx", None)
     command = "jakiro" if context is None else context.command_path
     message = error.format_message().rstrip(".").replace(_LIBRARY_WORDS, "")
-    if message.startswith("Missing argument"):
-        message += f"; expected: {_BRACES.sub('', context.get_usage()).removeprefix('Usage: ')}"
     return f"{message}; remedy: see `{command} --help`"
 
 

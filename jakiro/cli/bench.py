@@ -1,4 +1,4 @@
-"""The commands `jakiro bench` and `jakiro profile`."""
+"""The command `jakiro bench`."""
 
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -18,8 +18,7 @@ from jakiro.utils.settings import Settings
 _METHODS = """\
 transformers                     generate() of transformers
 transformers-compiled            generate() with a static cache, compiled during the warm-up
-transformers-lookup              generate() with prompt lookup, the fastest of three settings
-transformers-assisted=SMALL_LM   generate() with a small model that drafts
+transformers-lookup[=N]          generate() with prompt lookup of N tokens (default: 10)
 autoregressive                   Jakiro's decode loop without a drafter
 drafter=PATH                     the loop with a trained drafter
 lookup, aded                     the loop with a drafter that needs no training
@@ -31,9 +30,9 @@ Options follow the method after commas, as in drafter=PATH,tree=fixed,name=mine:
 
 name=NAME                 name of the method in the results
 tree=auto                 the fastest size, or no tree, in each decoding step (the default)
-tree=fixed                trees of one size, with the levels of training
+tree=fixed                trees of one size, with the levels of training; of sampled candidates if
+                          tokens are sampled
 tree=deterministic        drafter=PATH: the likeliest candidates, even if tokens are sampled
-tree=sampled              drafter=PATH: candidates are sampled whenever tokens are sampled
 candidates=N              largest number of candidates in a tree
 levels=M                  drafter=PATH: number of passes of the drafter
 settings=FILE.yaml        lookup, aded, lm: settings of the drafter
@@ -61,17 +60,6 @@ class OutputSettings(Settings):
     """Write all measured values to this file; - for standard output."""
     report: Path | None = None
     """Write an HTML page with tables and plots to this file."""
-
-
-class ProfileSettings(Settings):
-    """Options."""
-
-    device: Literal["cuda", "cpu"] = "cuda"
-    """Device to measure on."""
-    json_file: Path | None = None
-    """File to create for the measured values."""
-    quick: bool = False
-    """Only check that everything works, with a tiny target."""
 
 
 def _show_methods(is_asked: bool) -> bool:
@@ -154,23 +142,3 @@ def _show(document: Any, *, to_stderr: bool) -> None:
     is_replay = isinstance(document, ReplayDocument)
     for part in (replay_tables if is_replay else figures_table)(document):
         console.print(part, highlight=False)
-
-
-@options.with_options
-@quiet_libraries()
-def profile(
-    *,
-    what: Annotated[Literal["gpu"], typer.Argument(help="What to measure.")],
-    settings: ProfileSettings,
-) -> None:
-    """Measure decoding on a GPU against transformers, with a random target of 8B parameters."""
-    from rich.console import Console
-
-    from inference.profiling import FULL, QUICK, profile_gpu
-    from jakiro.utils.devices import choose_device
-
-    store = writer(settings.json_file)
-    scale = QUICK if settings.quick else FULL
-    document, table = profile_gpu(scale, choose_device(settings.device))
-    Console().print(table)
-    store(document)

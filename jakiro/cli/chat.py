@@ -1,9 +1,7 @@
 """The command `jakiro chat`."""
 
-import signal
 import sys
-from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import closing
 from typing import TYPE_CHECKING
 
 import typer
@@ -76,10 +74,10 @@ class _Terminal:
             if not self.is_interactive:
                 raise
             self._say(f"error: {error}")
-        except KeyboardInterrupt:  # the second Ctrl-C during an answer
+        except KeyboardInterrupt:
             if not self.is_interactive:
                 raise
-            self._say("\nstopped")
+            self._say("\n[stopped; the text above stays in the chat]")
 
     def _execute(self, line: str) -> None:
         """Execute a command; a wrong one does not end the chat, even if it comes from a file."""
@@ -91,7 +89,7 @@ class _Terminal:
         self._show_legend(line)
 
     def _answer(self, question: str) -> None:
-        with self._stoppable(), closing(self.dialogue.answer(question)) as pieces:
+        with closing(self.dialogue.answer(question)) as pieces:
             for piece in pieces:
                 self._write(piece)
         typer.echo()
@@ -116,21 +114,3 @@ class _Terminal:
         is_colored = self._answers.is_terminal and not self._answers.no_color
         if line.startswith("/help") and is_colored:
             self._notices.print(terminal_legend(range(DEEPEST_COLOR + 1)))
-
-    @contextmanager
-    def _stoppable(self) -> Iterator[None]:
-        """Let the first Ctrl-C end the answer after the current step, the second one at once."""
-        if not self.is_interactive:
-            yield
-            return
-
-        def interrupt(number: int, frame: object) -> None:
-            if self.dialogue.is_stopped:
-                raise KeyboardInterrupt
-            self.dialogue.is_stopped = True
-
-        before = signal.signal(signal.SIGINT, interrupt)
-        try:
-            yield
-        finally:
-            signal.signal(signal.SIGINT, before)

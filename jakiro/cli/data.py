@@ -62,8 +62,7 @@ class TrigramSettings(Settings):
     """Options."""
 
     corpus: tuple[str, ...] = Field(min_length=1)
-    """Text file, training data (.jsonl, .json, .parquet, or a dataset on the hub), or a folder of
-    such files."""
+    """Data file, folder of data files, or hub dataset as NAME or NAME:SPLIT."""
     tokenizer: str
     """The target's tokenizer."""
     out: Path
@@ -168,10 +167,11 @@ def trigrams(*, settings: TrigramSettings) -> None:
     """Count the trigrams of a corpus and store them in a file, for the drafter `aded=FILE`."""
     from rich.progress import BarColumn, TextColumn, TimeElapsedColumn
 
-    from inference.drafters.aded.table import save_trigrams
+    from inference.drafters.aded.table import TrigramCounter, save_trigrams, vocabulary_size
     from jakiro.utils.pretrained import load_tokenizer
     from jakiro.utils.progress import ProgressDisplay
-    from training.data.trigram_corpus import corpus_records, count_trigrams
+    from training.data.documents import encode_documents
+    from training.data.sources import Intake, find_sources, read_all
 
     out = settings.out
     writer(out, "--out", "the trigrams")  # rejects an unusable path before counting
@@ -179,11 +179,12 @@ def trigrams(*, settings: TrigramSettings) -> None:
     columns = (BarColumn(), TextColumn("{task.completed} tokens"), TimeElapsedColumn())
     with ProgressDisplay(TextColumn("Counting"), *columns) as bar:
         task = bar.add_task("Counting tokens", total=None)
-        counter = count_trigrams(
-            tokenizer,
-            corpus_records(settings.corpus),
-            lambda number: bar.update(task, completed=number),
-        )
+        counter = TrigramCounter()
+        records = read_all(find_sources(settings.corpus), Intake())
+        size = vocabulary_size(tokenizer)
+        for document in encode_documents(tokenizer, records, vocab_size=size):
+            counter.add(document.token_ids)
+            bar.update(task, completed=counter.num_tokens)
     index = counter.index(settings.max_bigrams, settings.successors)
     save_trigrams(index, out, tokenizer, counter.num_tokens)
     say(
@@ -213,7 +214,7 @@ def regenerate(
     sources, output = find_sources(data), OutputFile(out)
     regenerator = Regenerator(_load(answers, load), settings)
     total = sum(source.num_records() for source in sources)
-    progress = writing_progress("Answering", total, settings.batch_size)
+    progress = writing_progress("Answering", total)
     with terminated_like_interrupted(), output.kept_when_interrupted(), progress as advance:
         written = regenerator.write(sources, output, advance)
     _report_answers(written, output.num_records, out)
@@ -229,7 +230,7 @@ def synthesize(
 
     output = OutputFile(writing.out)
     synthesizer = Synthesizer(_load(writing, load), settings)
-    progress = writing_progress("Writing", settings.conversations, settings.batch_size)
+    progress = writing_progress("Writing", settings.conversations)
     with terminated_like_interrupted(), output.kept_when_interrupted(), progress as advance:
         counts = synthesizer.write(output, advance)
     _report_texts(counts, settings, output.num_records, writing.out)

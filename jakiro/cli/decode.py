@@ -20,7 +20,6 @@ if TYPE_CHECKING:
     from inference import SpeculativeDecoder
 
 _STANDARD_INPUT = "-"
-_LONG = 4000  # number of characters from which a prompt may take seconds to read
 
 
 class DemoSettings(Settings):
@@ -55,8 +54,6 @@ def generate(
 
     decoder = settings.load(drafter)
     is_chat = _is_chat(decoder, asked)
-    if len(text) > _LONG and decoder.tokenizer is not None:
-        say(f"reading a prompt of {len(decoder.tokenizer(text).input_ids)} tokens")
     output = decoder.generate(
         asked.messages(text) if is_chat else text,
         streamer=TextPrinter(decoder.tokenizer, _write),

@@ -12,23 +12,20 @@ from inference.generation.prompts import encode_prompt, needed
 from inference.generation.streaming import TextPiece, pieces_by_depth
 from jakiro.cli.settings import DialogueSettings
 from jakiro.errors import PromptError
-from jakiro.utils.settings import validate_settings
 
 HELP = """\
-/help            show this list
-/reset           start a new chat with the same system prompt
-/stats           show statistics of the last answer and of all answers
-/temperature X   sample with temperature X from the next answer on; 0 for greedy decoding
-/system TEXT     replace the system prompt; without TEXT, remove it
-/quit            end the chat
+/help    show this list
+/reset   start a new chat with the same system prompt
+/stats   show statistics of the last answer and of all answers
+/quit    end the chat
 A line that starts with a space is a message, even if / follows."""
 
 
 class Dialogue:
     """A chat with a target, in which every answer is decoded with a drafter.
 
-    Cached tokens of earlier chat turns are not processed again. An answer can be stopped; the text
-    that was generated before it was stopped remains part of the chat.
+    Cached tokens of earlier chat turns are not processed again. An answer can be interrupted; the
+    text that was generated before remains part of the chat.
 
     Attributes:
         notice: remark on the last answer; None for a complete answer.
@@ -48,7 +45,6 @@ class Dialogue:
         self.last = DecodeStats(from_prefill=0)
         self.total = DecodeStats(from_prefill=0)
         self.is_over = False
-        self.is_stopped = False  # whether the current answer ends after the current decoding step
         self._num_answers = 0
         self._conversation = Conversation()
 
@@ -61,7 +57,6 @@ class Dialogue:
         prompt = self._encode([*self.messages, message])
         limit = self._limit(prompt)
         written: list[str] = []
-        self.is_stopped = False
         try:
             with closing(self._tokens(prompt, limit)) as tokens:
                 for piece in pieces_by_depth(tokens, self.tokenizer):
@@ -72,12 +67,12 @@ class Dialogue:
             self._conversation.close()
             raise
         finally:
-            self._finish(message, "".join(written), limit)
+            self._finish(message, "".join(written))
+        self.notice = self._remark("".join(written), limit)
 
     def execute(self, line: str) -> str:
         """Execute a command, and return the reply for the user."""
-        name, _, argument = line.strip().partition(" ")
-        match name:
+        match line.split()[0]:
             case "/help":
                 return HELP
             case "/reset":
@@ -86,24 +81,13 @@ class Dialogue:
             case "/stats":
                 summary = f"last answer: {self.last.summary}\nall answers: {self.total.summary}"
                 return summary if self.total.emitted else "no answer yet"
-            case "/temperature":
-                value = self._change("temperature", argument.strip()).temperature
-                return f"temperature: {'that of the target' if value is None else f'{value:g}'}"
-            case "/system":
-                is_set = self._change("system", argument.strip()).system is not None
-                return f"the next answer follows {'the new' if is_set else 'no'} system prompt"
             case "/quit":
                 self.is_over = True
                 return "end of the chat"
         raise PromptError(
-            f"there is no command {name}",
+            f"there is no command {line.split()[0]}",
             remedy="/help lists the commands; to send the line as a message, begin it with a space",
         )
-
-    def _change(self, name: str, value: str) -> DialogueSettings:
-        values = self.settings.model_dump() | {name: value or None}
-        self.settings = validate_settings(DialogueSettings, values, source="the command")
-        return self.settings
 
     def close(self) -> None:
         """Free the caches."""
@@ -136,9 +120,6 @@ class Dialogue:
         with closing(steps):
             while (step := self._next_step(steps)) is not None:
                 yield from zip(step.token_ids, step.depths, strict=True)
-                if self.is_stopped and not step.finished:
-                    return
-        self.is_stopped = False  # the answer is complete
 
     def _next_step(self, steps: Iterator[DecodeStep]) -> DecodeStep | None:
         """Return the next decoding step, and add its counts and its time to the statistics."""
@@ -152,24 +133,20 @@ class Dialogue:
                 stats.seconds["prefill"] = seconds
             stats.target_forwards += bool(stats.emitted)
             stats.emitted += len(step.token_ids)
-            stats.autoregressive_seconds += step.autoregressive_seconds
             stats.accepted.update(depth for depth in step.depths if depth != BONUS)
         return step
 
-    def _finish(self, question: dict[str, Any], text: str, limit: int) -> None:
+    def _finish(self, question: dict[str, Any], text: str) -> None:
         if self.last.emitted:
             self.total = DecodeStats.pooled([self.total, self.last])
         if text.strip():
             self.messages += [question, {"role": "assistant", "content": text}]
-        self.notice = self._remark(text, limit)
 
     def _remark(self, text: str, limit: int) -> str | None:
-        if self.is_stopped:
-            return "stopped; the text above stays in the chat" if text.strip() else "stopped"
         if self.last.emitted >= limit:
             if limit < self.settings.max_new_tokens:
                 return "the target's context is full; /reset starts a new chat"
             return f"the answer has reached the limit of {limit} tokens; --max-new-tokens raises it"
         if not text.strip():
-            return "the model ended its answer at once; ask in other words, or try /temperature 0.7"
+            return "the model ended its answer at once; ask in other words"
         return None

@@ -167,9 +167,6 @@ class ExportSettings(Settings):
     """New folder to write."""
     target: str | None = None
     """The target; by default the one that the drafter's config names."""
-    without_layer_ids: bool = False
-    """Leave out the indices of the fused hidden states, for older versions of SGLang; they must be
-    the default ones of EAGLE-3."""
     embedding: Literal["int8", "own"] = "int8"
     """Format of the target's embedding in the layout device. int8 takes half of the space of bf16,
     and may change drafts, but never the text's distribution."""
@@ -194,8 +191,6 @@ def export_drafter(
     drafted, but not its layers.
     """
     to, out = settings.to, settings.out
-    if settings.without_layer_ids and to not in ("eagle3", "speculators"):
-        raise ConfigError(f"--without-layer-ids cannot be used with --to {to}")
     ensure_new_file(out, "a drafter")
     from jakiro.drafter import JakiroDrafter
     from jakiro.exchange.eagle3_export import checksums_in
@@ -231,12 +226,7 @@ def _write_layout(
     drafter: "JakiroDrafter", target: str, settings: ExportSettings
 ) -> dict[str, str]:
     """Write the folder of another engine; return commands by the names of engines."""
-    from jakiro.exchange.eagle3_export import (
-        export_eagle3,
-        serve_commands,
-        without_ids,
-        write_export,
-    )
+    from jakiro.exchange.eagle3_export import export_eagle3, serve_command, write_export
     from jakiro.exchange.vllm_export import export_vllm
     from jakiro.target.record import check_target
     from jakiro.utils.pretrained import local_model
@@ -249,14 +239,11 @@ def _write_layout(
         exported = export_vllm(drafter, adapter)
     else:
         exported = export_eagle3(drafter, to, _facts_of(target, record))
-    if settings.without_layer_ids:
-        exported = without_ids(exported, record)
     write_export(exported.weights, exported.config, out)
     for part in exported.dropped:
         typer.echo(f"dropped: {part}")
     depth = drafter.config.settings.schedule.autoregressive_levels
-    commands = serve_commands(to, str(out), local_model(target), depth)
-    return {str(engine): command for engine, command in commands.items()}
+    return {"vLLM": serve_command(to, str(out), local_model(target), depth)}
 
 
 def _load(target: str) -> "TargetAdapter":

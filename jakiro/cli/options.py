@@ -22,11 +22,10 @@ _VALUES: dict[object, str] = {int: "N", float: "X", bool: "yes|no", Path: "FILE"
 _VALUES_OF = {
     **dict.fromkeys(("target", "tokenizer"), "PATH_OR_HUB_ID"),
     **dict.fromkeys(("data", "corpus"), "PATH"),
-    **{"prompts": "FILE", "system": "TEXT", "device_memory": "GIB", "device_speed": "TFLOPS"},
+    **{"prompts": "FILE", "system": "TEXT", "device_memory": "GIB"},
     **{"overrides": "KEY.PATH=VALUE", "train_only": "ARM"},
 }
 _LONG = 32  # number of characters from which values are named in the help text only
-_DRAFTER = "--drafter"
 
 DRAFTERS = (
     "aded, aded=TABLE, lookup, lm=MODEL (a smaller model with the same tokenizer), or two "
@@ -37,7 +36,7 @@ DrafterName = Annotated[
     typer.Argument(
         metavar="DRAFTER",
         help="Folder or hub id of a drafter, or smollm2-135m-instruct for the drafter in this "
-        f"package; or, with --target, {DRAFTERS}. It may also be written as --drafter DRAFTER.",
+        f"package; or, with --target, {DRAFTERS}.",
         show_default=False,
     ),
 ]
@@ -174,18 +173,4 @@ class Group(_WithoutTypes, TyperGroup):
 
 
 class Command(_WithoutTypes, TyperCommand):
-    """A command; an argument `drafter`, which comes first, may be written as an option as well."""
-
-    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Parse the words of the command line."""
-        words = [part for word in args for part in _split(word)]
-        first = next(iter(self.params), None)
-        if isinstance(first, TyperArgument) and first.name == "drafter" and _DRAFTER in words[:-1]:
-            index = words.index(_DRAFTER)
-            args = [words[index + 1], *words[:index], *words[index + 2 :]]
-        return super().parse_args(ctx, args)
-
-
-def _split(word: str) -> list[str]:
-    """Return the parts of a word of the form --drafter=DRAFTER."""
-    return word.split("=", 1) if word.startswith(f"{_DRAFTER}=") else [word]
+    """A command."""

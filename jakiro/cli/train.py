@@ -59,9 +59,6 @@ class PlanSettings(Settings):
     device_memory: float | None = None
     """Memory of the device to plan for, if that device is in another machine. On a machine without
     a GPU, a dry run with this option plans for a GPU unless engine.device is cpu."""
-    device_speed: float | None = None
-    """Speed of large matrix products on the device to plan for, if that device is in another
-    machine."""
 
 
 class AblateSettings(Settings):
@@ -110,7 +107,7 @@ def init(
 
 @options.with_options
 def train(*, run: RunSettings, plan: PlanSettings, launched: LaunchOptions) -> None:
-    """Train a drafter on one or several machines; the same command continues an interrupted run."""
+    """Train a drafter on this machine; the same command continues an interrupted run."""
     words = [*run.overrides]
     if plan.micro_batch_size not in (None, "auto"):
         words.append(f"batch.micro_batch_size={plan.micro_batch_size}")
@@ -124,10 +121,10 @@ def train(*, run: RunSettings, plan: PlanSettings, launched: LaunchOptions) -> N
 
     kind = planned_kind(settings, plan.device_memory)
     is_elsewhere = kind == "cuda" and choose_device("auto").type == "cpu"
-    if is_elsewhere and launched.hostfile is None and launched.processes is None:
+    if is_elsewhere and launched.processes is None:
         launched = launched.model_copy(update={"processes": 1})
     count = launched.count(settings)
-    memory = int((plan.device_memory or 0) * _GIB) or memory_here(kind, launched.local(settings))
+    memory = int((plan.device_memory or 0) * _GIB) or memory_here(kind, count)
     if plan.micro_batch_size == "auto":
         settings = choose_micro_batch(settings, count, memory, kind)
         size = settings.batch.micro_batch_size
@@ -135,34 +132,27 @@ def train(*, run: RunSettings, plan: PlanSettings, launched: LaunchOptions) -> N
         words.append(f"batch.micro_batch_size={size}")
     settings.batch.accumulation(count)  # rejects unsuitable sizes
     if plan.dry_run:
-        _show_estimate(settings, count, kind, memory, plan.device_speed)
+        _show_estimate(settings, count, kind, memory)
         return
     _run(settings, run.config, words, launched)
-    for words_of_next in _next_commands(settings):
-        say(f"next: {words_of_next}")
 
 
-def _show_estimate(
-    settings: "TrainSettings", processes: int, kind: "Kind", memory: int, speed: float | None
-) -> None:
+def _show_estimate(settings: "TrainSettings", processes: int, kind: "Kind", memory: int) -> None:
     from rich.console import Console
 
     from jakiro.utils.devices import choose_device
     from training.planning.estimate import estimate, product_rate, render
 
     estimated = estimate(settings, processes, kind)
-    if speed is not None:
-        rate: float | None = speed * 1e12
-    else:
-        is_here = kind == "cpu" or choose_device("auto").type == "cuda"
-        rate = product_rate(settings) if is_here else None
+    is_here = kind == "cpu" or choose_device("auto").type == "cuda"
+    rate = product_rate(settings) if is_here else None
     Console().print(render(estimated, memory, rate), highlight=False)
 
 
 def _run(
     settings: "TrainSettings", config: Path, overrides: list[str], processes: LaunchOptions
 ) -> None:
-    if processes.count(settings) == 1 and processes.hostfile is None and not processes.deepspeed:
+    if processes.count(settings) == 1:
         from training.train import train as train_here
 
         typer.echo(train_here(settings))
@@ -176,23 +166,6 @@ def _run(
     if code:
         raise typer.Exit(code)
     typer.echo(settings.run_folder.expanduser().absolute() / "drafter")
-
-
-def _next_commands(settings: "TrainSettings") -> tuple[str, str]:
-    """Return commands that use the finished drafter, and measure it."""
-    from jakiro.utils.pretrained import local_tokenizer
-
-    drafter = settings.run_folder.expanduser() / "drafter"
-    tokenizer = local_tokenizer(settings.target.name_or_path)
-    is_chat = tokenizer is not None and tokenizer.chat_template is not None
-    use = ["chat", str(drafter)] if is_chat else ["generate", str(drafter), "TEXT"]
-    prompts = settings.evaluation.prompts or "PROMPTS.jsonl"
-    bench = ["jakiro", "bench", "--target", settings.target.name_or_path]
-    bench += ["--method", "transformers", "--method", f"drafter={drafter}"]
-    return (
-        shlex.join(["jakiro", *use]),
-        shlex.join([*bench, "--prompts", str(prompts)]),
-    )
 
 
 @options.with_options

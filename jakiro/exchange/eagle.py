@@ -6,19 +6,25 @@ norm before its attention. Jakiro as published (arXiv 2502.06282) has two expert
 feed-forward network.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
-import torch
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from jakiro.drafter_settings import DrafterSettings
-from jakiro.exchange.checkpoint import DraftCheckpoint, TensorTable, cannot_import
+from jakiro.drafter_settings import DrafterSettings, TrunkSettings
+from jakiro.exchange.checkpoint import DraftCheckpoint
+from jakiro.exchange.mapping import (
+    Row,
+    TensorTable,
+    attention_rows,
+    cannot_import,
+    expert_rows,
+    zeros,
+)
 from jakiro.exchange.plan import ImportPlan
 from jakiro.target.attention_shape import AttentionShape
 from jakiro.utils.rope import RopeSettings
 from jakiro.utils.settings import validate_settings
-from moa import AttentionBias
 
 _DEFAULT_BASE = 10_000.0  # of transformers' Llama; never the target's
 _ROPE_KEYS = {"rope_type", "type", "rope_theta", "partial_rotary_factor", "finetuned"}
@@ -113,91 +119,31 @@ def layer_config(values: Mapping[str, Any], source: str) -> LayerConfig:
     return config
 
 
-def take_attention(
-    table: TensorTable, prefix: str, heads: AttentionShape, width: int, hidden: int
-) -> AttentionBias:
-    """Add self-attention, and return which of its projections have a bias."""
-    sizes = {"q": heads.num_heads, "k": heads.num_kv_heads, "v": heads.num_kv_heads}
-    rows = {f"{prefix}{name}_proj": count * heads.head_dim for name, count in sizes.items()}
-    ours = "trunk.self_attention"
-    table.take(
-        f"{ours}.project.weight",
-        {f"{name}.weight": (count, width) for name, count in rows.items()},
-        "rows joined",
-        torch.cat,
-    )
-    table.take(
-        f"{ours}.output.weight",
-        {f"{prefix}o_proj.weight": (hidden, heads.num_heads * heads.head_dim)},
-    )
-    for name in ("query", "key"):
-        if table.has(norm := f"{prefix}{name[0]}_norm.weight"):
-            table.take(f"{ours}.{name}_norm.weight", {norm: (heads.head_dim,)})
-    if not table.has(f"{prefix}q_proj.bias"):
-        return "none"
-    table.take(
-        f"{ours}.project.bias",
-        {f"{name}.bias": (count,) for name, count in rows.items()},
-        "joined",
-        torch.cat,
-    )
-    if not table.has(f"{prefix}o_proj.bias"):
-        return "qkv"
-    table.take(f"{ours}.output.bias", {f"{prefix}o_proj.bias": (hidden,)})
-    return "all"
-
-
-def take_cross_attention(
-    table: TensorTable, prefix: str, heads: AttentionShape, hidden: int
-) -> None:
-    """Add cross-attention, without biases."""
-    ours, rows = "trunk.cross_attention", heads.num_heads * heads.head_dim
-    kv_rows = heads.num_kv_heads * heads.head_dim
-    table.take(f"{ours}.query.weight", {f"{prefix}q_proj.weight": (rows, hidden)})
-    table.take(
-        f"{ours}.key_value.weight",
-        {f"{prefix}{name}_proj.weight": (kv_rows, hidden) for name in "kv"},
-        "rows joined",
-        torch.cat,
-    )
-    table.take(f"{ours}.output.weight", {f"{prefix}o_proj.weight": (hidden, rows)})
-
-
-def take_experts(table: TensorTable, prefixes: list[str], hidden: int, inner: int) -> None:
-    """Add the feed-forward networks of one or several experts."""
-    table.take(
-        "experts.gate_up.weight",
-        {
-            f"{prefix}{name}_proj.weight": (inner, hidden)
-            for prefix in prefixes
-            for name in ("gate", "up")
-        },
-        "rows joined",
-        torch.cat,
-    )
-    table.take(
-        "experts.down",
-        {f"{prefix}down_proj.weight": (hidden, inner) for prefix in prefixes},
-        "transposed",
-        lambda parts: torch.stack([part.T for part in parts]).contiguous(),
-    )
+def attention_settings(
+    table: TensorTable, prefix: str, config: LayerConfig, heads: AttentionShape
+) -> dict[str, Any]:
+    """Return the settings of the trunk that follow from the tensors of its self-attention."""
+    bias = "all" if table.has(f"{prefix}o_proj.bias") else "qkv"
+    return {
+        "attention_bias": bias if table.has(f"{prefix}q_proj.bias") else "none",
+        "qk_norm": table.has(f"{prefix}q_norm.weight"),
+        "rope": config.rope.model_dump(),
+        **heads.model_dump(),
+    }
 
 
 def read_eagle(checkpoint: DraftCheckpoint) -> ImportPlan:
     """Return the plan for importing a drafter of EAGLE-1, EAGLE-2 or HASS."""
-    config = layer_config(checkpoint.config, checkpoint.source)
-    table = TensorTable(checkpoint)
-    inner = table.matrix(f"{_LAYER}mlp.gate_proj.weight")[0]
-    take_experts(table, [f"{_LAYER}mlp."], config.hidden_size, inner)
-    table.zeros("experts.router.weight", (1, config.hidden_size))
-    experts = {"num_experts": 1, "intermediate_size": inner, "combine": "sum"}
-    return _plan("EAGLE-1, EAGLE-2 or HASS", table, config, experts, parallel_levels=0)
+    config, table = layer_config(checkpoint.config, checkpoint.source), TensorTable(checkpoint)
+    hidden, inner = config.hidden_size, table.matrix(f"{_LAYER}mlp.gate_proj.weight")[0]
+    table.take(expert_rows([f"{_LAYER}mlp."], hidden, inner))
+    table.take([zeros("experts.router.weight", 1, hidden)])
+    return _plan("EAGLE-1, EAGLE-2 or HASS", table, config, num_experts=1, inner=inner)
 
 
 def read_published_jakiro(checkpoint: DraftCheckpoint) -> ImportPlan:
     """Return the plan for importing a drafter of the published Jakiro."""
-    config = layer_config(checkpoint.config, checkpoint.source)
-    table, hidden = TensorTable(checkpoint), config.hidden_size
+    config, table = layer_config(checkpoint.config, checkpoint.source), TensorTable(checkpoint)
     experts, router = f"{_LAYER}mlp_moe.experts.", f"{_LAYER}mlp_moe.gate.weight"
     number = len([name for name in checkpoint.tensors if name.endswith("gate_proj.weight")])
     if table.matrix(router)[0] != 2 * number or table.has(f"{experts}0.fc.weight"):
@@ -205,51 +151,31 @@ def read_published_jakiro(checkpoint: DraftCheckpoint) -> ImportPlan:
             "Jakiro as published, with two rows of the router per expert",
             "Jakiro*, whose experts have neither gates nor weights",
         )
-    # The experts' inner width is the hidden size, whatever the config says.
-    take_experts(table, [f"{experts}{e}." for e in range(number)], hidden, hidden)
-    table.take("experts.router.weight", {router: (2 * number, hidden)})
-    settings = {"num_experts": number, "intermediate_size": hidden, "combine": "sum"}
-    return _plan("Jakiro as published", table, config, settings, parallel_levels=1)
+    hidden = config.hidden_size  # also the experts' inner width, whatever the config says
+    table.take(expert_rows([f"{experts}{e}." for e in range(number)], hidden, hidden))
+    table.take([Row("experts.router.weight", {router: (2 * number, hidden)})])
+    return _plan("Jakiro as published", table, config, number, hidden, parallel_levels=1)
 
 
 def _plan(
     family: str,
     table: TensorTable,
     config: LayerConfig,
-    experts: dict[str, Any],
-    parallel_levels: int,
+    num_experts: int,
+    inner: int,
+    parallel_levels: int = 0,
 ) -> ImportPlan:
-    hidden, heads = config.hidden_size, config.heads
-    ours = "trunk.feature_input"
-    table.take(f"{ours}.join.weight", {"fc.weight": (hidden, 2 * hidden)})
-    has_bias = table.has("fc.bias")
-    if has_bias:
-        table.take(f"{ours}.join.bias", {"fc.bias": (hidden,)})
-    has_norms = any(map(table.has, _INPUT_NORMS.values()))
-    if has_norms:
-        for norm, name in _INPUT_NORMS.items():
-            table.take(f"{ours}.{norm}.weight", {name: (hidden,)})
-    before = f"{_LAYER}input_layernorm.weight"
-    if table.has(before):
-        table.take("trunk.self_attention.norm.weight", {before: (hidden,)})
-    bias = take_attention(table, f"{_LAYER}self_attn.", heads, hidden, hidden)
-    table.take("experts.norm.weight", {f"{_LAYER}post_attention_layernorm.weight": (hidden,)})
-    table.compare("embed_tokens.weight", "embeddings")
-    table.compare("lm_head.weight", "head")
-    table.finish()
+    """Return the plan after the experts were taken."""
     settings = {
         "trunk": {
             "kind": "feedback",
-            "input_norms": has_norms,
-            "input_bias": has_bias,
-            "attention_norm": table.has(before),
-            "attention_bias": bias,
-            "qk_norm": table.has(f"{_LAYER}self_attn.q_norm.weight"),
+            "input_norms": any(map(table.has, _INPUT_NORMS.values())),
+            "input_bias": table.has("fc.bias"),
+            "attention_norm": table.has(f"{_LAYER}input_layernorm.weight"),
             "first_position": False,
-            "rope": config.rope.model_dump(),
-            **heads.model_dump(),
+            **attention_settings(table, f"{_LAYER}self_attn.", config, config.heads),
         },
-        "experts": experts,
+        "experts": {"num_experts": num_experts, "intermediate_size": inner, "combine": "sum"},
         "schedule": {
             "autoregressive_levels": LEVELS - parallel_levels,
             "parallel_levels": parallel_levels,
@@ -257,5 +183,24 @@ def _plan(
         "norm_eps": config.rms_norm_eps,
         "draft_vocab_size": None,
     }
-    validated = validate_settings(DrafterSettings, settings, source=table.checkpoint.source)
+    source, hidden = table.checkpoint.source, config.hidden_size
+    validated = validate_settings(DrafterSettings, settings, source=source)
+    table.take(_layer_rows(validated.trunk, hidden))
+    table.compare("embed_tokens.weight", "embeddings")
+    table.compare("lm_head.weight", "head")
+    table.finish()
     return ImportPlan(family, validated, table, hidden, config.vocab_size)
+
+
+def _layer_rows(trunk: TrunkSettings, hidden: int) -> Iterator[Row]:
+    """Yield everything but the experts."""
+    ours = "trunk.feature_input"
+    yield Row(f"{ours}.join.weight", {"fc.weight": (hidden, 2 * hidden)})
+    if trunk.input_bias:
+        yield Row(f"{ours}.join.bias", {"fc.bias": (hidden,)})
+    norms = {f"{ours}.{norm}": name for norm, name in _INPUT_NORMS.items() if trunk.input_norms}
+    if trunk.attention_norm:
+        norms["trunk.self_attention.norm"] = f"{_LAYER}input_layernorm.weight"
+    norms["experts.norm"] = f"{_LAYER}post_attention_layernorm.weight"
+    yield from (Row(f"{norm}.weight", {name: (hidden,)}) for norm, name in norms.items())
+    yield from attention_rows(f"{_LAYER}self_attn.", trunk, hidden, hidden)

@@ -9,7 +9,6 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
-import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
@@ -17,16 +16,13 @@ from jakiro import __version__
 from jakiro.drafter import JakiroDrafter
 from jakiro.drafter_settings import DrafterSettings
 from jakiro.errors import ConfigError
-from jakiro.exchange.eagle3 import EXPORTED_BY, IDS
-from jakiro.exchange.plan import default_layers
+from jakiro.exchange.eagle3 import EXPORTED_BY, IDS, draft_vocabulary, eagle3_rows
 from jakiro.experts import MixtureOfExperts
-from jakiro.target.record import TargetRecord
 from jakiro.utils.files import checksum, write_atomically, written_folder
 from jakiro.utils.settings import flattened
 from jakiro.utils.wording import dtype_name
 
 Layout = Literal["eagle3", "speculators"]
-Engine = Literal["vLLM", "SGLang"]
 
 _NUM_STATES = 3  # number of hidden states that all engines read
 _REQUIRED = {
@@ -96,25 +92,6 @@ def export_eagle3(drafter: JakiroDrafter, layout: Layout, facts: ServedTarget) -
     return Exported(weights, config, tuple(_dropped(drafter)))
 
 
-def without_ids(exported: Exported, record: TargetRecord) -> Exported:
-    """Return an exported drafter whose config does not name the hidden states.
-
-    Engines then read the default ones of EAGLE-3.
-    """
-    config = dict(exported.config)
-    ids, default = config.pop(IDS), list(default_layers((record.num_hidden_states or 0) - 1))
-    if ids != default:
-        raise ConfigError(
-            "--without-layer-ids cannot be used with this drafter",
-            expected=f"a drafter that reads the default hidden states {default}",
-            got=ids,
-            remedy="leave out this option",
-        )
-    if "eagle_config" in config:
-        config["eagle_config"] = {"use_aux_hidden_state": True}
-    return exported._replace(config=config)
-
-
 class Problem(NamedTuple):
     """A setting that another format does not have, with the values that it may have."""
 
@@ -151,49 +128,13 @@ def _problems(settings: DrafterSettings, num_layers: int) -> Iterator[Problem]:
 
 def _weights(drafter: JakiroDrafter, layer: str) -> dict[str, Tensor]:
     """Return the drafter's tensors under their published names."""
-    state = drafter.state_dict()
-    trunk = drafter.trunk.self_attention
-    assert trunk is not None, "`_problems` names other trunks"
-    head_rows = (trunk.num_heads, trunk.num_kv_heads, trunk.num_kv_heads)
-    rows = [count * trunk.head_dim for count in head_rows]
-    projections = state["trunk.self_attention.project.weight"].split(rows)
-    is_fed_back = drafter.config.settings.experts.output_norm == "feedback"
-    norm = "experts.output_norm" if is_fed_back else "head_norm"
-    gate, up = state["experts.gate_up.weight"].chunk(2)
-    weights = {
-        "fc.weight": state["feature_encoder.output.weight"],
-        f"{layer}hidden_norm.weight": state["trunk.feature_input.feature_norm.weight"],
-        f"{layer}input_layernorm.weight": state["trunk.feature_input.token_norm.weight"],
-        f"{layer}self_attn.o_proj.weight": state["trunk.self_attention.output.weight"],
-        f"{layer}post_attention_layernorm.weight": state["experts.norm.weight"],
-        f"{layer}mlp.gate_proj.weight": gate,
-        f"{layer}mlp.up_proj.weight": up,
-        f"{layer}mlp.down_proj.weight": state["experts.down"][0].T,
-        "norm.weight": state[f"{norm}.weight"],
-        "lm_head.weight": state["own_head.weight"],
-        **_fusion_norm(drafter),
-    }
-    for name, part in zip("qkv", projections, strict=True):
-        weights[f"{layer}self_attn.{name}_proj.weight"] = part
+    state, record = drafter.state_dict(), drafter.config.target_record
+    weights = {"lm_head.weight": state["own_head.weight"]}
+    for row in eagle3_rows(drafter.config.settings, record.hidden_size, layer):
+        weights |= row.export(state[row.ours])
     if drafter.draft_ids is not None:
-        weights |= _draft_vocabulary(drafter.draft_ids, drafter.config.target_record.vocab_size)
+        weights |= draft_vocabulary(drafter.draft_ids, record.vocab_size)
     return {name: part.detach().cpu().contiguous().clone() for name, part in weights.items()}
-
-
-def _fusion_norm(drafter: JakiroDrafter) -> dict[str, Tensor]:
-    encoder = drafter.feature_encoder
-    if encoder is None or encoder.state_norm is None:
-        return {}
-    gains = encoder.state_norm.weight
-    if drafter.config.settings.trunk.fusion_norm == "all":
-        return {"input_norm.weight": gains.flatten()}
-    return {f"fc_norm.{index}.weight": gain for index, gain in enumerate(gains)}
-
-
-def _draft_vocabulary(ids: Tensor, vocab_size: int) -> dict[str, Tensor]:
-    is_drafted = torch.zeros(vocab_size, dtype=torch.bool)
-    is_drafted[ids.cpu()] = True
-    return {"d2t": ids - torch.arange(len(ids), device=ids.device), "t2d": is_drafted}
 
 
 def layer_keys(drafter: JakiroDrafter, max_position: int) -> dict[str, Any]:
@@ -278,26 +219,11 @@ def checksums_in(folder: Path) -> dict[str, str]:
     return {file.name: checksum(file) for file in files}
 
 
-def serve_commands(
+def serve_command(
     layout: Literal["eagle3", "speculators", "vllm"], folder: str, target: str, depth: int
-) -> dict[Engine, str]:
-    """Return the command of each engine that reads a layout, to be pasted into a shell."""
+) -> str:
+    """Return the command with which vLLM serves an export, to be pasted into a shell."""
     if layout == "speculators":
-        return {"vLLM": shlex.join(("vllm", "serve", folder))}
+        return shlex.join(("vllm", "serve", folder))
     drafting = {"method": "eagle3", "model": folder, "num_speculative_tokens": depth}
-    options = ("--speculative-config", json.dumps(drafting))
-    commands: dict[Engine, str] = {"vLLM": shlex.join(("vllm", "serve", target, *options))}
-    if layout == "eagle3":
-        commands["SGLang"] = shlex.join(_for_sglang(folder, target, depth))
-    return commands
-
-
-def _for_sglang(folder: str, target: str, depth: int) -> tuple[str, ...]:
-    """Return a command that drafts chains; a larger topk drafts trees."""
-    values = {"num-steps": depth, "eagle-topk": 1, "num-draft-tokens": depth + 1}
-    sizes = [word for name, value in values.items() for word in (f"--speculative-{name}", value)]
-    return (
-        *("python", "-m", "sglang.launch_server", "--model-path", target),
-        *("--speculative-algorithm", "EAGLE3", "--speculative-draft-model-path", folder),
-        *map(str, sizes),
-    )
+    return shlex.join(("vllm", "serve", target, "--speculative-config", json.dumps(drafting)))

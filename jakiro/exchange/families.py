@@ -3,12 +3,12 @@
 from collections.abc import Callable, Iterable
 
 from jakiro.config import JakiroConfig
-from jakiro.exchange.checkpoint import DraftCheckpoint, cannot_import
+from jakiro.exchange.checkpoint import DraftCheckpoint
 from jakiro.exchange.eagle import read_eagle, read_published_jakiro
 from jakiro.exchange.eagle3 import read_eagle3
+from jakiro.exchange.mapping import cannot_import
 from jakiro.exchange.mixture_of_attentions import read_mixture_of_attentions
 from jakiro.exchange.plan import ImportPlan
-from jakiro.exchange.vllm_export import is_plugin_export, read_plugin_export
 
 Reader = Callable[[DraftCheckpoint], ImportPlan]
 
@@ -29,8 +29,6 @@ def _reader_for(checkpoint: DraftCheckpoint) -> Reader:
             "a drafter of this project",
             "use it as it is: `jakiro generate`, `jakiro bench` and `jakiro train` read it",
         )
-    if is_plugin_export(checkpoint.config):
-        return read_plugin_export
     if _any("layers.0.mlp_moe.", names):
         return read_published_jakiro
     if not names.keys().isdisjoint(("midlayer.hidden_norm.weight", "layers.0.hidden_norm.weight")):

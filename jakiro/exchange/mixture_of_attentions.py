@@ -5,20 +5,23 @@ and their mean is projected to the target's width. Two decoder layers follow: on
 tokens, and one attends to memory. Embeddings and head are the target's.
 """
 
+from collections.abc import Iterator
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from jakiro.drafter_settings import DrafterSettings
-from jakiro.exchange.checkpoint import DraftCheckpoint, TensorTable
-from jakiro.exchange.eagle import (
-    LEVELS,
-    LayerConfig,
-    layer_config,
-    take_attention,
-    take_cross_attention,
-    take_experts,
+from jakiro.exchange.checkpoint import DraftCheckpoint
+from jakiro.exchange.eagle import LEVELS, LayerConfig, attention_settings, layer_config
+from jakiro.exchange.mapping import (
+    JOIN_ROWS,
+    Row,
+    TensorTable,
+    Transform,
+    attention_rows,
+    expert_rows,
+    zeros,
 )
 from jakiro.exchange.plan import ImportPlan
 from jakiro.target.attention_shape import AttentionShape, HeadShape
@@ -36,24 +39,30 @@ def read_mixture_of_attentions(checkpoint: DraftCheckpoint) -> ImportPlan:
     config, table = layer_config(values, checkpoint.source), TensorTable(checkpoint)
     if not table.has("Ekv2E.weight"):
         raise table.unusable("a drafter with layer self-attention", "one without it")
-    heads = _heads_of(table, config)
+    heads, source = _heads_of(table, config), checkpoint.source
+    trunk = {
+        "kind": "moa",
+        "mlp_width": table.matrix(f"{_OWN}mlp.gate_proj.weight")[0],
+        **attention_settings(table, f"{_OWN}self_attn.", config, heads),
+    }
     inner = table.matrix(f"{_CROSS}mlp.gate_proj.weight")[0]
-    settings = {
-        "trunk": _take_trunk(table, config, heads),
+    values = {
+        "trunk": trunk,
         "memory": _take_memory(table, config, heads),
         "experts": {"num_experts": 1, "intermediate_size": inner, "combine": "sum"},
         "schedule": {"autoregressive_levels": LEVELS, "parallel_levels": 0},
         "norm_eps": config.rms_norm_eps,
         "draft_vocab_size": None,
     }
-    _take_experts(table, config.hidden_size, inner)
+    settings = validate_settings(DrafterSettings, values, source=source)
+    table.take(_trunk_rows(settings, heads, config.hidden_size))
     table.compare("embed_tokens.weight", "embeddings")
     table.compare("lm_head.weight", "head")
     table.finish()
     num_kv_heads = table.matrix("Ekv2E.weight")[1] // (2 * heads.head_dim)
     return ImportPlan(
         "Mixture of Attentions",
-        validate_settings(DrafterSettings, settings, source=checkpoint.source),
+        settings,
         table,
         config.hidden_size,
         config.vocab_size,
@@ -81,38 +90,30 @@ def _heads_of(table: TensorTable, config: LayerConfig) -> AttentionShape:
     return config.heads.model_copy(update=changes)
 
 
-def _take_trunk(table: TensorTable, config: LayerConfig, heads: AttentionShape) -> dict[str, Any]:
-    """Add both kinds of attention, and return the settings of the trunk."""
-    hidden = config.hidden_size
-    inner = table.matrix(f"{_OWN}mlp.gate_proj.weight")[0]
-    own, cross, feed_forward = (
-        f"trunk.{part}" for part in ("self_attention", "cross_attention", "feed_forward")
-    )
-    table.take(f"{own}.norm.weight", {f"{_OWN}input_layernorm.weight": (hidden,)})
-    bias = take_attention(table, f"{_OWN}self_attn.", heads, hidden, hidden)
-    table.take(f"{feed_forward}.norm.weight", {f"{_OWN}post_attention_layernorm.weight": (hidden,)})
+def _trunk_rows(settings: DrafterSettings, heads: AttentionShape, hidden: int) -> Iterator[Row]:
+    """Yield both kinds of attention and the feed-forward networks after them."""
+    inner = settings.trunk.mlp_width or 0
+    mlp, cross = "trunk.feed_forward", "trunk.cross_attention"
     shapes = {f"{_OWN}mlp.{name}_proj.weight": (inner, hidden) for name in ("gate", "up")}
-    table.take(f"{feed_forward}.gate_up.weight", shapes, "rows joined", torch.cat)
-    table.take(f"{feed_forward}.down.weight", {f"{_OWN}mlp.down_proj.weight": (hidden, inner)})
-    for norm in ("norm", "memory_norm"):  # one norm for queries and memory
-        table.take(f"{cross}.{norm}.weight", {f"{_CROSS}input_layernorm.weight": (hidden,)})
-    take_cross_attention(table, f"{_CROSS}self_attn.", heads, hidden)
-    return {
-        "kind": "moa",
-        "mlp_width": inner,
-        "attention_bias": bias,
-        "qk_norm": table.has(f"{_OWN}self_attn.q_norm.weight"),
-        "rope": config.rope.model_dump(),
-        **heads.model_dump(),
+    yield Row(f"{mlp}.gate_up.weight", shapes, JOIN_ROWS)
+    yield Row(f"{mlp}.down.weight", {f"{_OWN}mlp.down_proj.weight": (hidden, inner)})
+    yield from attention_rows(f"{_OWN}self_attn.", settings.trunk, hidden, hidden)
+    size, kv_size = heads.num_heads * heads.head_dim, heads.num_kv_heads * heads.head_dim
+    yield Row(f"{cross}.query.weight", {f"{_CROSS}self_attn.q_proj.weight": (size, hidden)})
+    shapes = {f"{_CROSS}self_attn.{name}_proj.weight": (kv_size, hidden) for name in "kv"}
+    yield Row(f"{cross}.key_value.weight", shapes, JOIN_ROWS)
+    yield Row(f"{cross}.output.weight", {f"{_CROSS}self_attn.o_proj.weight": (hidden, size)})
+    norms = {
+        "trunk.self_attention.norm": f"{_OWN}input_layernorm",
+        f"{mlp}.norm": f"{_OWN}post_attention_layernorm",
+        f"{cross}.norm": f"{_CROSS}input_layernorm",  # one norm for queries and memory
+        f"{cross}.memory_norm": f"{_CROSS}input_layernorm",
+        "experts.norm": f"{_CROSS}post_attention_layernorm",
     }
-
-
-def _take_experts(table: TensorTable, hidden: int, inner: int) -> None:
-    """Add the feed-forward network after cross-attention."""
-    norm = f"{_CROSS}post_attention_layernorm.weight"
-    table.take("experts.norm.weight", {norm: (hidden,)})
-    take_experts(table, [f"{_CROSS}mlp."], hidden, inner)
-    table.zeros("experts.router.weight", (1, hidden))
+    for ours, norm in norms.items():
+        yield Row(f"{ours}.weight", {f"{norm}.weight": (hidden,)})
+    yield from expert_rows([f"{_CROSS}mlp."], hidden, settings.experts.intermediate_size)
+    yield zeros("experts.router.weight", 1, hidden)
 
 
 def _take_memory(table: TensorTable, config: LayerConfig, heads: AttentionShape) -> dict[str, Any]:
@@ -126,81 +127,61 @@ def _take_memory(table: TensorTable, config: LayerConfig, heads: AttentionShape)
             f"Ekv2E with {width} columns, and {rows} rows of queries",
         )
     inner = table.matrix(f"{_LAYERS}mlp.gate_proj.weight")[0]
-    order = _StateOrder(width, heads.head_dim)
-    _take_layer_attention(table, order, heads.num_heads, rows // heads.num_heads)
-    _take_layer_mlp(table, order, inner)
-    ours = "memory_encoder.output"
-    shape = {"Ekv2E.weight": (hidden, width)}
-    table.take(f"{ours}.weight", shape, "columns reordered", order.columns)
-    table.take(f"{ours}.bias", {"Ekv2E.bias": (hidden,)})
+    kv_rows = table.matrix(f"{_LAYERS}self_attn.k_proj.weight")[0]
+    dim = rows // heads.num_heads
+    if kv_rows % dim or heads.num_heads % (kv_rows // dim):
+        raise table.unusable(
+            f"a divisor of {heads.num_heads} heads of {dim} for the keys of layer_self_attention",
+            f"{kv_rows} rows",
+        )
+    # Published drafters read the key and the value of each head side by side. This project reads
+    # all keys, and then all values. These are the published channels in our order.
+    channels = torch.arange(width).view(-1, 2, heads.head_dim).transpose(0, 1).flatten()
+    sizes = {"q": rows, "k": kv_rows, "v": kv_rows}
+    table.take(_memory_rows(channels, sizes, dim, inner))
+    columns = Transform("columns reordered", lambda parts: parts[0][:, channels].contiguous())
+    output = "memory_encoder.output"
+    table.take([Row(f"{output}.weight", {"Ekv2E.weight": (hidden, width)}, columns)])
+    table.take([Row(f"{output}.bias", {"Ekv2E.bias": (hidden,)})])
     return {
         "source": "kv",
         "num_heads": heads.num_heads,
-        "head_dim": rows // heads.num_heads,
+        "head_dim": dim,
         "mlp_width": inner,
         "rope_theta": heads.rope_theta,
         "rope": config.rope.model_dump(),
     }
 
 
-class _StateOrder:
-    """The order of the channels of a layer's keys and values.
+def _memory_rows(
+    channels: Tensor, sizes: dict[str, int], head_dim: int, inner: int
+) -> Iterator[Row]:
+    """Yield layer self-attention, with one head of keys and values for each query head.
 
-    Published drafters read the key and the value of each head side by side. This project reads all
-    keys, and then all values.
+    Args:
+        sizes: rows of the published matrices of queries, keys and values.
     """
+    ours, width = "memory_encoder.layer_attention", len(channels)
 
-    def __init__(self, width: int, head_dim: int) -> None:
-        self.width = width
-        heads = torch.arange(width).view(-1, 2, head_dim)
-        self._published = heads.transpose(0, 1).flatten()  # of each of our channels
-
-    def channels(self, parts: list[Tensor]) -> Tensor:
-        """Return a vector, or the rows of a matrix, in the order of this project."""
-        return parts[0][self._published].contiguous()
-
-    def columns(self, parts: list[Tensor]) -> Tensor:
-        """Return matrices, joined along their rows, with columns in the order of this project."""
-        return torch.cat(parts)[:, self._published].contiguous()
-
-
-def _take_layer_attention(
-    table: TensorTable, order: _StateOrder, num_heads: int, head_dim: int
-) -> None:
-    """Add layer self-attention, with one head of keys and values for each query head."""
-    published, ours = f"{_LAYERS}self_attn.", "memory_encoder.layer_attention"
-    kv_rows = table.matrix(f"{published}k_proj.weight")[0]
-    if kv_rows % head_dim or num_heads % (kv_rows // head_dim):
-        raise table.unusable(
-            f"a divisor of {num_heads} heads of {head_dim} for the keys of layer_self_attention",
-            f"{kv_rows} rows",
-        )
-    group = num_heads * head_dim // kv_rows
+    def columns(parts: list[Tensor]) -> Tensor:
+        return torch.cat(parts)[:, channels].contiguous()
 
     def repeated(part: Tensor) -> Tensor:
-        heads = part.view(-1, head_dim, order.width)
-        return heads.repeat_interleave(group, dim=0).flatten(0, 1)
+        heads = part.view(-1, head_dim, width)
+        return heads.repeat_interleave(sizes["q"] // len(part), dim=0).flatten(0, 1)
 
-    def joined(parts: list[Tensor]) -> Tensor:
-        query, key, value = parts
-        return order.columns([query, repeated(key), repeated(value)])
-
-    rows = {"q": num_heads * head_dim, "k": kv_rows, "v": kv_rows}
-    shapes = {f"{published}{name}_proj.weight": (rows[name], order.width) for name in "qkv"}
-    how = "rows joined, one key and value for each query head, columns reordered"
-    table.take(f"{ours}.query_key_value.weight", shapes, how, joined)
-    shape = {f"{published}o_proj.weight": (order.width, rows["q"])}
-    table.take(f"{ours}.output.weight", shape, "rows reordered", order.channels)
-    norm = {f"{_LAYERS}input_layernorm.weight": (order.width,)}
-    table.take(f"{ours}.attention_norm.weight", norm, "reordered", order.channels)
-
-
-def _take_layer_mlp(table: TensorTable, order: _StateOrder, inner: int) -> None:
-    """Add the feed-forward network of layer self-attention."""
-    published, ours = f"{_LAYERS}mlp.", "memory_encoder.layer_attention"
-    shapes = {f"{published}{name}_proj.weight": (inner, order.width) for name in ("gate", "up")}
-    table.take(f"{ours}.gate_up.weight", shapes, "rows joined, columns reordered", order.columns)
-    shape = {f"{published}down_proj.weight": (order.width, inner)}
-    table.take(f"{ours}.down.weight", shape, "rows reordered", order.channels)
-    norm = {f"{_LAYERS}post_attention_layernorm.weight": (order.width,)}
-    table.take(f"{ours}.mlp_norm.weight", norm, "reordered", order.channels)
+    repeat = Transform(
+        "rows joined, one key and value for each query head, columns reordered",
+        lambda parts: columns([parts[0], *map(repeated, parts[1:])]),
+    )
+    reorder = Transform("rows reordered", lambda parts: parts[0][channels].contiguous())
+    attention, mlp = f"{_LAYERS}self_attn.", f"{_LAYERS}mlp."
+    shapes = {f"{attention}{name}_proj.weight": (size, width) for name, size in sizes.items()}
+    yield Row(f"{ours}.query_key_value.weight", shapes, repeat)
+    yield Row(f"{ours}.output.weight", {f"{attention}o_proj.weight": (width, sizes["q"])}, reorder)
+    for norm, name in (("attention_norm", "input"), ("mlp_norm", "post_attention")):
+        yield Row(f"{ours}.{norm}.weight", {f"{_LAYERS}{name}_layernorm.weight": (width,)}, reorder)
+    shapes = {f"{mlp}{name}_proj.weight": (inner, width) for name in ("gate", "up")}
+    join = Transform("rows joined, columns reordered", columns)
+    yield Row(f"{ours}.gate_up.weight", shapes, join)
+    yield Row(f"{ours}.down.weight", {f"{mlp}down_proj.weight": (width, inner)}, reorder)

@@ -16,11 +16,11 @@ from jakiro.config import config_for
 from jakiro.drafter import JakiroDrafter
 from jakiro.drafter_settings import DrafterSettings
 from jakiro.errors import TargetMismatch, TargetNotSupported
-from jakiro.exchange.checkpoint import TensorTable
+from jakiro.exchange.mapping import TensorTable
 from jakiro.target.adapter import TargetAdapter
 from jakiro.target.attention_shape import HeadShape
 from jakiro.target.ends import SCALES
-from jakiro.target.record import TargetRecord, check_target
+from jakiro.target.record import TargetRecord
 from jakiro.utils.files import write_atomically, written_folder
 from jakiro.utils.settings import flattened, merge, validate_settings
 
@@ -29,7 +29,7 @@ from jakiro.utils.settings import flattened, merge, validate_settings
 _SCALES = (*SCALES, "embedding_multiplier")
 _RELATIVE_ERROR = 2.0**-7  # of a number in bfloat16, the coarsest dtype of published weights
 # The norm of the output has a name of its own for each of its uses.
-_OUTPUT_NORMS = {"head": "head_norm.weight", "feedback": "experts.output_norm.weight"}
+OUTPUT_NORMS = {"head": "head_norm.weight", "feedback": "experts.output_norm.weight"}
 
 SETTINGS_FILE = "train.yaml"
 _TOKENS_ONLY = {
@@ -68,7 +68,6 @@ class ImportPlan:
     reads_default: bool = False
     open_settings: tuple[tuple[Mapping[str, Any], ...], ...] = ()
     head_shape: HeadShape | None = None
-    target: TargetRecord | None = None
 
     def candidates(self, num_layers: int) -> list[DrafterSettings]:
         """Return the possible settings, from which the measured agreement selects."""
@@ -86,7 +85,7 @@ class ImportPlan:
         """Return the possible indices of hidden states that a target has."""
         possible = self.fusion_layers
         if self.reads_default:
-            possible = (default_layers(num_layers),)
+            possible = ((2, num_layers // 2, num_layers - 3),)
         # Engines mean the state before the final norm by the last index; ours is after the norm.
         usable = [ids for ids in possible if ids[0] >= 0 and ids[-1] < num_layers]
         if any(len(set(ids)) < len(ids) for ids in usable) or (possible and not usable):
@@ -106,7 +105,7 @@ class ImportPlan:
         yield from (f"  {line}" for line in shown.splitlines())
         yield "tensors:"
         for row in self.table.rows:
-            yield f"  {row.ours} <- {' + '.join(row.theirs) or 'nothing'} ({row.how})"
+            yield f"  {row.ours} <- {' + '.join(row.theirs) or 'nothing'} ({row.transform.how})"
         for name, reason in self.table.dropped.items():
             yield f"  dropped: {name} ({reason})"
         if self.reads_default:
@@ -134,11 +133,6 @@ def distinctions(values: Sequence[Mapping[str, Any]]) -> list[str]:
     ]
 
 
-def default_layers(num_layers: int) -> tuple[int, ...]:
-    """Return the hidden states that EAGLE-3 reads if a config names none."""
-    return 2, num_layers // 2, num_layers - 3
-
-
 def describe(settings: DrafterSettings) -> dict[str, object]:
     """Return the settings that matter for an imported drafter, by name."""
     values = settings.model_dump(mode="json")
@@ -163,8 +157,6 @@ def check_fits(plan: ImportPlan, target: TargetAdapter) -> None:
                 got=got,
                 remedy="pass the target that the drafter was published for as --target",
             )
-    if plan.target is not None:
-        check_target(plan.target, spec)
     check_scales(target, remedy="train a drafter for this target with `jakiro train`")
     for name, part in plan.table.copies.items():
         _check_copy(plan.table, name, _matrix_of(target, part))
@@ -187,9 +179,9 @@ def build_drafter(
 
 def _rename(weights: dict[str, Tensor], settings: DrafterSettings) -> dict[str, Tensor]:
     """Return weights in which the norm of the output has the name of its use in the settings."""
-    wanted = _OUTPUT_NORMS.get(settings.experts.output_norm)
+    wanted = OUTPUT_NORMS.get(settings.experts.output_norm)
     return {
-        wanted if wanted and name in _OUTPUT_NORMS.values() else name: part
+        wanted if wanted and name in OUTPUT_NORMS.values() else name: part
         for name, part in weights.items()
     }
 

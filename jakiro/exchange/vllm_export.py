@@ -1,23 +1,22 @@
-"""Export of drafters for this project's plug-in for vLLM, and import of such an export.
+"""Export of drafters for this project's plug-in for vLLM.
 
 The plug-in runs trunks of every kind.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import rms_norm
 
-from jakiro.config import JakiroConfig, last_hidden_state
+from jakiro.config import last_hidden_state
 from jakiro.drafter import JakiroDrafter
 from jakiro.drafter_settings import DrafterSettings
 from jakiro.errors import ConfigError, TargetNotSupported
-from jakiro.exchange.checkpoint import DraftCheckpoint, TensorTable
 from jakiro.exchange.eagle3 import IDS
 from jakiro.exchange.eagle3_export import Exported, layer_keys, other_settings
-from jakiro.exchange.plan import ImportPlan, check_scales
+from jakiro.exchange.plan import check_scales
 from jakiro.target.adapter import TargetAdapter
 from jakiro.target.cache import StateSource
 from jakiro.target.step import chain_step
@@ -38,7 +37,6 @@ _PROBE = 8  # tokens whose keys and values are compared
 _CLOSE = 2e-2  # relative difference of probed values, in half precision
 _OTHER_LEVELS = ("experts.level_down", "experts.beta", "level_heads.", "level_masks.", "path_")
 _LEFT_OUT = (*_OTHER_LEVELS, "experts.router.weight", "own_head.weight")  # starts of names
-_COPIES = ("target_norm.weight", "target_kv.norm", "target_kv.weight")  # computed from the target
 
 
 class _Parts(NamedTuple):
@@ -112,7 +110,7 @@ def _config(drafter: JakiroDrafter, target: TargetAdapter) -> dict[str, Any]:
 
 
 def _checksum(draft_ids: Tensor | None) -> str | None:
-    """Return a hash by which the plug-in and an import recognize other ids than the exported ones.
+    """Return a hash by which the plug-in recognizes other ids than the exported ones.
 
     With other ids, texts would stay the same and hardly any draft would be accepted, so that nobody
     would see an error.
@@ -239,52 +237,3 @@ def _dropped(settings: DrafterSettings) -> Iterator[str]:
     yield "draft trees: vLLM drafts chains of the most likely tokens"
     if settings.schedule.parallel_levels:
         yield "parallel levels: each drafted token takes one pass in vLLM"
-
-
-def read_plugin_export(checkpoint: DraftCheckpoint) -> ImportPlan:
-    """Return the plan for importing a drafter that was exported for the plug-in for vLLM.
-
-    The drafter has no parallel levels, because the export has none.
-    """
-    table = TensorTable(checkpoint)
-    exported = checkpoint.config["jakiro"]
-    try:
-        config = JakiroConfig(drafter=exported["drafter"], target=exported["target"])
-        settings, target = config.settings, config.target_record
-        with torch.device("meta"):
-            drafter = JakiroDrafter(config)
-    except (ConfigError, KeyError, TypeError) as error:
-        raise table.unusable("the config that `jakiro export` wrote", error) from error
-    _take_all(table, drafter)
-    if drafter.draft_ids is not None:
-        ids = table.read("draft_ids", tuple(drafter.draft_ids.shape))
-        facts = exported.get("facts")
-        remedy = "export the drafter again with `jakiro export --to vllm`"
-        if not isinstance(facts, Mapping) or facts.get("draft_ids") != fingerprint(ids.tolist()):
-            raise table.unusable("draft_ids as they were exported", "others", remedy)
-    for name in _COPIES:
-        if table.has(name):
-            table.drop(name, "computed from the target")
-    table.finish()
-    return ImportPlan(
-        "export for Jakiro's plug-in for vLLM",
-        settings,
-        table,
-        target.hidden_size,
-        target.vocab_size,
-        target=target,
-    )
-
-
-def is_plugin_export(config: Mapping[str, object]) -> bool:
-    """Return whether a config is that of a drafter that was exported for the plug-in."""
-    return isinstance(config.get("jakiro"), Mapping)
-
-
-def _take_all(table: TensorTable, drafter: JakiroDrafter) -> None:
-    """Add every parameter of a drafter, under the name that it has in both layouts."""
-    for name, part in drafter.state_dict().items():
-        published = "lm_head.weight" if name == "own_head.weight" else name
-        table.take(name, {published: tuple(part.shape)})
-    if drafter.own_head is None and table.has("lm_head.weight"):
-        table.drop("lm_head.weight", "rows of the target's head")

@@ -13,11 +13,7 @@ from torch import Tensor, nn
 from torch.nn.functional import pad
 
 GROUP = 64  # number of values of a vector with the same scale
-_LEVELS = 127  # largest magnitude of a quantized weight, or of a value of a vector
-# Candidates for the largest magnitude of a quantized input. A processor without VNNI adds two
-# products of an unsigned and a signed 8-bit number in 16 bits, which can overflow unless the inputs
-# have 7 bits.
-_INPUT_LEVELS = (127, 63)
+_LEVELS = 127  # largest magnitude of a quantized number
 _CHUNK = 4096  # number of weight rows that are quantized at a time, which limits the memory needed
 _PROBE_SHAPES = ((1, 100, 40), (5, 100, 40), (4, 512, 1024))  # rows, in_features, out_features
 
@@ -66,9 +62,7 @@ class Int8Linear:
         weight: Float[Tensor, "out_features in_features"],
         bias: Float[Tensor, " out_features"] | None = None,
     ) -> None:
-        levels = _input_levels()
-        assert levels is not None, "check can_quantize first"
-        self._levels = levels
+        assert _can_multiply(), "check can_quantize first"
         quantized, self._scales = _quantize(weight.detach())
         self._weight = _pack(quantized)
         self._bias = None if bias is None else bias.detach().float()
@@ -85,8 +79,8 @@ class Int8Linear:
         tiny = torch.finfo(torch.float32).tiny
         largest = rows.abs().amax(dim=-1, keepdim=True).clamp(min=tiny)
         # In place, because on a few rows each operation takes as long as part of the product.
-        quantized = (rows / largest).mul_(self._levels).round_()
-        product = _product(quantized, self._levels, self._weight, self._scales).mul_(largest)
+        quantized = (rows / largest).mul_(_LEVELS).round_()
+        product = _product(quantized, self._weight, self._scales).mul_(largest)
         if self._bias is not None:
             product += self._bias
         return product.reshape(*x.shape[:-1], len(self._scales))
@@ -102,7 +96,7 @@ def can_quantize(weight: Tensor) -> bool:
         and weight.device.type == "cpu"
         and weight.layout == torch.strided
         and weight.is_floating_point()
-        and _input_levels() is not None
+        and _can_multiply()
     )
 
 
@@ -124,16 +118,15 @@ def _pack(quantized: Int[Tensor, "out_features in_features"]) -> Tensor:
 
 def _product(
     quantized: Float[Tensor, "rows in_features"] | Int[Tensor, "rows in_features"],
-    levels: int,
     packed: Tensor,
     scales: Tensor,
 ) -> Float[Tensor, "rows out_features"]:
-    """Return the product of the inputs `quantized / levels` and the weight.
+    """Return the product of the inputs `quantized / _LEVELS` and the weight.
 
     The operator gets no scales, because it may multiply by them in an order that depends on the
     number of rows, and round differently. Without scales, it returns sums of integers.
     """
-    zero_point = levels + 1  # the operator takes unsigned inputs
+    zero_point = _LEVELS + 1  # the operator takes unsigned inputs
     sums: Tensor = torch.ops.onednn.qlinear_pointwise(
         (quantized + zero_point).to(torch.uint8),
         1.0,
@@ -148,7 +141,7 @@ def _product(
         [],
         "",
     )
-    return sums.mul_(scales / levels)
+    return sums.mul_(scales / _LEVELS)
 
 
 @cache
@@ -158,34 +151,31 @@ def _no_scales(count: int) -> tuple[Tensor, Tensor]:
 
 
 @cache
-def _input_levels() -> int | None:
-    """Return the largest magnitude of quantized inputs for which int8 products are correct.
+def _can_multiply() -> bool:
+    """Return whether torch's operators, which are not public, exist and give correct products.
 
-    The result is None if torch's operators, which are not public, are missing or give wrong
-    products.
+    A processor without VNNI adds two products of an unsigned and a signed 8-bit number in 16 bits,
+    which can overflow.
     """
     if not torch.backends.mkldnn.is_available():
-        return None
-    for levels in _INPUT_LEVELS:
-        try:
-            if all(_is_right(levels, *shape) for shape in _PROBE_SHAPES):
-                return levels
-        except (AttributeError, RuntimeError):
-            continue
-    return None
+        return False
+    try:
+        return all(_is_right(*shape) for shape in _PROBE_SHAPES)
+    except (AttributeError, RuntimeError):
+        return False
 
 
-def _is_right(levels: int, rows: int, in_features: int, out_features: int) -> bool:
+def _is_right(rows: int, in_features: int, out_features: int) -> bool:
     """Return whether products are correct, also for the largest inputs and weights."""
     random = torch.Generator().manual_seed(0)
     shape = out_features, in_features
     weight = torch.randint(-_LEVELS, _LEVELS + 1, shape, generator=random, dtype=torch.int8)
     weight[0], weight[1] = _LEVELS, -_LEVELS
-    x = torch.randint(-levels, levels + 1, (rows, in_features), generator=random)
-    x[0], x[-1] = -levels, levels
+    x = torch.randint(-_LEVELS, _LEVELS + 1, (rows, in_features), generator=random)
+    x[0], x[-1] = -_LEVELS, _LEVELS
     packed, scales = _pack(weight), torch.rand(out_features, generator=random) + 0.5
-    product = _product(x, levels, packed, scales)
-    expected = (x @ weight.long().T).double() * scales / levels
-    alone = torch.cat([_product(row[None], levels, packed, scales) for row in x])
+    product = _product(x, packed, scales)
+    expected = (x @ weight.long().T).double() * scales / _LEVELS
+    alone = torch.cat([_product(row[None], packed, scales) for row in x])
     is_close = torch.allclose(product.double(), expected, rtol=1e-5, atol=1e-3)
     return is_close and torch.equal(product, alone)

@@ -4,7 +4,6 @@ A fetched model is a GGUF file in the user's cache. Its name can be used like th
 the hub.
 """
 
-import re
 import shutil
 import subprocess
 import sys
@@ -22,7 +21,6 @@ from jakiro.utils.files import checksum, ensure_writable_folder
 Progress = Callable[[str], None]
 
 CONFIG_KEY = "gguf"  # of a converted model's config; holds the GGUF file's name and checksum
-_PART = re.compile(r"-\d{5}-of-(?!00001$)\d{5}$")  # end of the name of a part of a model
 
 
 class KnownModel(NamedTuple):
@@ -71,11 +69,6 @@ def find_gguf(name_or_path: str | Path) -> Path | None:
     if path.suffix.lower() == ".gguf":
         if not path.is_file():
             raise ConfigError(f"there is no file {path}")
-        if _PART.search(path.stem):
-            raise ConfigError(
-                f"{path} is a part of a model",
-                remedy="join the parts (llama-gguf-split --merge FIRST_PART WHOLE.gguf)",
-            )
         return path
     if not path.is_dir() or (path / "config.json").exists():
         return None

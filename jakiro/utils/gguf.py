@@ -5,7 +5,6 @@ folder of the user's cache. The folder's name depends on the contents of the fil
 version of transformers.
 """
 
-from collections.abc import Iterator, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -27,7 +26,6 @@ from jakiro.utils.fetch import CONFIG_KEY
 from jakiro.utils.files import checksum, written_folder
 from jakiro.utils.logs import get_logger, quiet_libraries
 from jakiro.utils.packaged import require_extra
-from jakiro.utils.progress import ProgressDisplay
 from jakiro.utils.wording import dtype_name, summary_of
 
 _logger = get_logger(__name__)
@@ -87,7 +85,8 @@ def _convert(file: Path, sha256: str, dtype: torch.dtype, folder: Path) -> None:
 def _dequantized_model(file: Path, sha256: str, dtype: torch.dtype) -> Any:
     """Return an ordinary model: transformers cannot save a model that is marked as quantized."""
     options: dict[str, Any] = {"gguf_file": file.name, "dtype": dtype, "trust_remote_code": False}
-    modeling_gguf_pytorch_utils.tqdm = _track  # type: ignore[attr-defined]
+    # The bar of transformers cannot be switched off, and fills log files.
+    modeling_gguf_pytorch_utils.tqdm = lambda tensors, **_: tensors  # type: ignore[attr-defined]
     read: Any = AutoModelForCausalLM.from_pretrained(
         file.parent, **options, output_loading_info=True
     )
@@ -105,9 +104,3 @@ def _dequantized_model(file: Path, sha256: str, dtype: torch.dtype) -> Any:
     model.tie_weights()
     model.generation_config = GenerationConfig.from_dict(loaded.generation_config.to_dict())
     return model
-
-
-def _track(tensors: Sequence[object], **_options: object) -> Iterator[object]:
-    """Replace the bar of transformers, which cannot be switched off and fills log files."""
-    with ProgressDisplay() as display:
-        yield from display.track(tensors, description="Converting weights")

@@ -4,7 +4,7 @@ import logging
 import os
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from functools import cache
 from typing import Any
 
@@ -61,40 +61,20 @@ def quiet_libraries() -> Iterator[None]:
     installed, accelerate imports it to save a model, and DeepSpeed then writes to standard output
     that there is no GPU; this is hidden as well.
     """
+    from huggingface_hub.utils.tqdm import are_progress_bars_disabled, enable_progress_bars
     from transformers.utils import logging as transformers_logging  # takes seconds to import
 
     verbosity = transformers_logging.get_verbosity()
-    transformers_logging.set_verbosity_error()
-    logging.getLogger("DeepSpeed").addFilter(_is_important)
-    try:
-        with _hidden_bars():
-            yield
-    finally:
-        transformers_logging.set_verbosity(verbosity)
-
-
-@contextmanager
-def bars_in_terminals() -> Iterator[None]:
-    """Hide the progress bars of transformers unless standard error is a terminal.
-
-    In a file, such a bar would become hundreds of lines.
-    """
-    with nullcontext() if sys.stderr.isatty() else _hidden_bars():
-        yield
-
-
-@contextmanager
-def _hidden_bars() -> Iterator[None]:
-    from huggingface_hub.utils.tqdm import are_progress_bars_disabled, enable_progress_bars
-    from transformers.utils import logging as transformers_logging
-
-    has_bars = transformers_logging.is_progress_bar_enabled()
+    had_bars = transformers_logging.is_progress_bar_enabled()
     shows_downloads = not are_progress_bars_disabled()
+    logging.getLogger("DeepSpeed").addFilter(_is_important)
+    transformers_logging.set_verbosity_error()
     transformers_logging.disable_progress_bar()  # hides downloads as well
     if shows_downloads:
         enable_progress_bars()
     try:
         yield
     finally:
-        if has_bars and shows_downloads:  # otherwise the caller had hidden some of them before
+        transformers_logging.set_verbosity(verbosity)
+        if had_bars and shows_downloads:  # otherwise the caller had hidden some of them before
             transformers_logging.enable_progress_bar()

@@ -33,7 +33,7 @@ from transformers import (
 from jakiro.errors import CheckpointError, ConfigError, JakiroError, ResourceError
 from jakiro.utils.devices import is_out_of_memory, too_little_memory
 from jakiro.utils.fetch import KNOWN_MODELS, fetched_model, find_gguf
-from jakiro.utils.logs import bars_in_terminals, get_logger
+from jakiro.utils.logs import get_logger
 from jakiro.utils.packaged import require_package
 from jakiro.utils.wording import SHORT_NAMES, dtype_name, rounded, summary_of
 
@@ -98,8 +98,7 @@ def load_causal_lm(
     hub = hub_options(folder)
     load = _NO_CODE | hub | {"adapter_kwargs": hub} | load | {"output_loading_info": True}
     try:
-        with bars_in_terminals():
-            loaded: Any = AutoModelForCausalLM.from_pretrained(folder, **load)
+        loaded: Any = AutoModelForCausalLM.from_pretrained(folder, **load)
         model, report = loaded
         _refuse_other_weights(model.state_dict().keys(), report, f"{what} {name_or_path}")
         model = model if device is None else model.to(device)

@@ -3,10 +3,10 @@
 Progress is shown as bars in a terminal, and as lines in a log file.
 """
 
+import math
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from contextlib import contextmanager
-from datetime import timedelta
 from functools import partial
 from threading import Event, Thread
 from typing import Any, TypeVar
@@ -18,11 +18,10 @@ from rich.progress import (
     Progress,
     ProgressColumn,
     Task,
-    TaskID,
     TextColumn,
     TimeElapsedColumn,
+    TimeRemainingColumn,
 )
-from rich.text import Text
 
 T = TypeVar("T")
 # Function that receives the name and the number of steps of a part of the work (None if it is
@@ -48,44 +47,14 @@ def in_background(function: Callable[[], T]) -> Future[T]:
     return future
 
 
-class _TimeLeft(ProgressColumn):
-    """The estimated time that a task still takes."""
-
-    max_refresh = 0.5
-
-    def render(self, task: Task) -> Text:
-        """Return the time and a word that says which it is."""
-        seconds = _seconds_left(task)
-        time = "-:--:--" if seconds is None else str(timedelta(seconds=int(seconds)))
-        return Text.assemble((time, "progress.remaining"), " left")
-
-
-def _seconds_left(task: Task) -> float | None:
-    """Estimate the time that a task still takes, from its mean speed since its start.
-
-    Batches complete many steps at the same moment, so the speed of the last seconds says little.
-    The first steps of a batch say as little, because most of the work so far is in the others.
-
-    Args:
-        task: the task; its field `begun` is the number of steps that were complete when its clock
-            started, and its field `batch_size` the number of steps in progress at the same time.
-
-    Returns:
-        Seconds; None if the number of steps is unknown, or until the steps of a batch are complete.
-    """
-    steps = task.completed - task.fields.get("begun", 0)
-    if task.total is None or task.elapsed is None or steps < task.fields.get("batch_size", 1):
-        return None
-    return max(task.total - task.completed, 0) * task.elapsed / steps
-
-
 COLUMNS: tuple[ProgressColumn, ...] = (
     TextColumn("{task.description}"),
     BarColumn(),
     MofNCompleteColumn(),
     TimeElapsedColumn(),
     TextColumn("elapsed"),
-    _TimeLeft(),
+    TimeRemainingColumn(),
+    TextColumn("left"),
 )
 # These columns need tasks with a text in the field `rate`.
 COLUMNS_WITH_RATE = (*COLUMNS[:3], TextColumn("{task.fields[rate]}"), *COLUMNS[3:])
@@ -99,7 +68,9 @@ class ProgressDisplay(Progress):
     ) -> None:
         console = console or Console(stderr=True)
         is_bar = is_shown and console.is_terminal
-        super().__init__(*(columns or COLUMNS), console=console, disable=not is_bar)
+        # Batches complete many steps at the same moment, so the mean speed since the start counts.
+        options: dict[str, Any] = {"console": console, "speed_estimate_period": math.inf}
+        super().__init__(*(columns or COLUMNS), **options, disable=not is_bar)
         self._writes_lines = is_shown and not is_bar
         self._stopped = Event()
         self._writer: Thread | None = None
@@ -118,11 +89,6 @@ class ProgressDisplay(Progress):
         if self._writer is not None:
             self._writer.join()
         super().stop()
-
-    def add_task(self, description: str, *arguments: Any, **fields: Any) -> TaskID:
-        """Add a task, as in rich."""
-        fields.setdefault("begun", fields.get("completed", 0))
-        return super().add_task(description, *arguments, **fields)
 
     def _write_regularly(self) -> None:
         while not self._stopped.wait(INTERVAL):
@@ -147,9 +113,7 @@ def tracked(progress: Progress) -> Track:
 
 
 @contextmanager
-def writing_progress(
-    description: str, total: int, batch_size: int
-) -> Iterator[Callable[[int, int], None]]:
+def writing_progress(description: str, total: int) -> Iterator[Callable[[int, int], None]]:
     """Show the progress of generated records on standard error, with tokens per second.
 
     Args:
@@ -160,13 +124,11 @@ def writing_progress(
         been generated so far. While there are no tokens, the records are those of earlier runs.
     """
     with ProgressDisplay(*COLUMNS_WITH_RATE) as display:
-        task = display.add_task(description, total=total, rate="", batch_size=batch_size)
+        task = display.add_task(description, total=total, rate="")
 
         def advance(records: int, tokens: int) -> None:
             if not tokens:
-                display.reset(
-                    task, completed=records, rate="", begun=records, batch_size=batch_size
-                )
+                display.reset(task, completed=records, rate="")
             seconds = display.tasks[task].elapsed or 0
             rate = f"{tokens / seconds:,.0f} tokens/s" if seconds else ""
             display.update(task, completed=records, rate=rate)
@@ -181,11 +143,11 @@ def line_of(task: Task) -> str:
     if rate := task.fields.get("rate"):
         parts.append(str(rate))
     parts.append(f"{_minutes(task.elapsed)} elapsed")
-    if (left := _seconds_left(task)) is not None and not task.finished:
-        parts.append(f"about {_minutes(left)} left")
+    if task.time_remaining is not None and not task.finished:
+        parts.append(f"about {_minutes(task.time_remaining)} left")
     return f"{task.description}: {', '.join(parts)}"
 
 
-def _minutes(seconds: int | float | None) -> str:
+def _minutes(seconds: float | None) -> str:
     whole = int(seconds or 0)
     return f"{whole // 60}:{whole % 60:02d}"

@@ -45,11 +45,11 @@ def test_captured_steps_are_recorded_and_give_the_same_tokens(temperature: float
         request = {"max_new_tokens": 40, "temperature": temperature, "seed": 1}
         expected = usual.generate(prompt, **request)
         assert captured.generate(prompt, **request).new_token_ids == expected.new_token_ids
-    pool = captured._pipelines
+    pool = captured._pool
     assert pool is not None
-    (pipeline,) = pool._unused
-    parts = [*pipeline._draft_parts.values(), *pipeline._verify_parts.values()]
-    assert all(part._run.is_recorded for part in parts)
+    (unused,) = pool._unused
+    assert unused.recorded
+    assert all(step._run._graph is not None for step in unused.recorded.values())
 
 
 @pytest.mark.filterwarnings("ignore:TensorFloat32 tensor cores")  # advice of the compiler

@@ -5,15 +5,13 @@ from collections.abc import Sequence
 from inference.benchmark.document import (
     CategoryFigures,
     ComparisonDocument,
-    ExpertFigures,
+    Environment,
     MethodFigures,
-    Quantiles,
     Sample,
     Seconds,
+    TargetFacts,
 )
-from inference.benchmark.machine import Environment, TargetFacts
 from inference.benchmark.settings import ComparisonSettings
-from inference.trees.shape import TreeShape
 
 
 def make_document(
@@ -46,14 +44,6 @@ def with_figures(document: ComparisonDocument, index: int, **changes: object) ->
     return document.model_copy(update={"methods": tuple(methods)})
 
 
-def dequantized(document: ComparisonDocument, gguf_sha256: str) -> ComparisonDocument:
-    """Return the document with a target that was converted from a GGUF file of this checksum."""
-    environment = document.environment
-    target = environment.target.model_copy(update={"gguf_sha256": gguf_sha256})
-    environment = environment.model_copy(update={"target": target})
-    return document.model_copy(update={"environment": environment})
-
-
 def _environment() -> Environment:
     return Environment(
         time="2026-11-21T12:00:00+00:00",
@@ -66,14 +56,12 @@ def _environment() -> Environment:
         device="cpu",
         num_cpus=8,
         threads=8,
-        spin_count="3000",
         load_average=0.4,
         target=TargetFacts(
             name_or_path="organisation/target-7b",
             fingerprint="f" * 16,
             parameters=7_241_732_096,
             dtype="bfloat16",
-            bytes_per_cached_token=131_072,
         ),
     )
 
@@ -89,6 +77,7 @@ def _figures(
         "speedup": speedup,
         "speedup_low": 0.92 * speedup,
         "speedup_high": 1.08 * speedup,
+        "seconds_per_draft": 0.002 * drafts,
     }
     return MethodFigures(
         name=name,
@@ -99,18 +88,10 @@ def _figures(
         tau_high=1.06 * tau,
         tokens=tokens,
         target_forwards=round(tokens / tau),
-        decoding_tokens_per_second=26 * speedup,
-        identical_to_target=None if temperature else True,
         identical_share=None if temperature else 1.0,
         conditional_acceptance_rate=(0.7, 0.6, 0.5) if drafts else (),
-        acceptance_rate_per_position=(0.7, 0.42, 0.21) if drafts else (),
-        experts=(ExpertFigures(expert=0, proposed=400, accepted=150),) if drafts else (),
         seconds=Seconds(prefill=1, draft=2 * drafts, verify=8, commit=0.5, other=0.7),
-        time_to_first_token=Quantiles(p50=0.0412, p95=0.0733),
-        inter_token=Quantiles(p50=0.03, p95=0.08),
-        peak_memory_bytes=int(15.2 * 2**30),
-        tree=TreeShape() if drafts else None,
-        parameters=231_014_400 if drafts else None,
+        seconds_to_first_token=0.0412,
         categories={one: CategoryFigures(prompts=prompts, **main) for one in categories},
         samples=tuple(
             Sample(

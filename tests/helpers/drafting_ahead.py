@@ -21,15 +21,15 @@ from helpers.tables import Prefix, Tables, logits_in_tree, no_processors, one_by
 from torch import Tensor
 from transformers import StoppingCriteriaList
 
-from inference.ahead import AheadDecoder, AheadRun, Runner
+from inference.ahead import AheadDecoder, AheadRun
 from inference.draft_tree import ROOT, DraftTree, SequenceTree
 from inference.engine import acceptance
 from inference.engine.accept import accept_path
 from inference.engine.acceptance import AcceptResult, ProcessedDistribution
 from inference.engine.request import Request, StopRule
 from inference.protocol import Budget, Committed, Drafter, DraftSession
-from inference.remote.integer_distribution import quantized
 from inference.remote.tree_frame import to_draft_tree
+from inference.sampling.integer_distribution import quantized
 from inference.sampling.options import Sampling
 from inference.sampling.random_numbers import ACCEPTING, DRAFTING, StepRandom, StreamKey
 
@@ -198,11 +198,11 @@ class TableRun(AheadRun):
 class AheadSteps:
     """The exact distribution of two steps, of which the second one's tree may be drafted ahead."""
 
-    def __init__(self, tables: Tables, runner: Runner = "inline", support: int = 2) -> None:
+    def __init__(self, tables: Tables, support: int = 2) -> None:
         self.tables = tables
         self.drafter = _TableDrafter(tables, support)
         target = tiny_llama(vocab=tables.vocab, num_hidden_layers=1)
-        self.decoder = AheadDecoder(target, self.drafter, tree="fixed", runner=runner)
+        self.decoder = AheadDecoder(target, self.drafter, tree="fixed")
 
     def __call__(self, prefix: Prefix) -> dict[Prefix, float]:
         """Return the distribution of the tokens of both steps; no tokens after these steps."""

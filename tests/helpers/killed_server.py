@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 import httpx2
 
-from inference.serving.remote.verification_session import VerificationSession
+from inference.serving.verification_session import VerificationSession
 from jakiro.cli import main
 
 FORKING = get_context("forkserver")

@@ -13,11 +13,11 @@ from inference.device.link import AnsweredStep, LinkTraffic, ServerLink
 from inference.device.offline_text import ProvisionalText, ProvisionalToken
 from inference.draft_tree import ROOT, SequenceTree
 from inference.generation.preparation import prepare_requests
-from inference.remote.integer_distribution import TOTAL, quantized
 from inference.remote.messages import OpenSession, SessionOpened, TreeLimits, Verdict, parse_message
 from inference.remote.text_state import ClientSession, VerdictLog
 from inference.remote.tree_frame import decode_step, encode_step
-from inference.serving.remote.verification_session import VerificationSession
+from inference.sampling.integer_distribution import TOTAL, quantized
+from inference.serving.verification_session import VerificationSession
 
 
 class Noise:

@@ -11,7 +11,6 @@ from helpers.templates import CHATML
 from helpers.tokenizers import tiny_tokenizer
 
 from inference import SpeculativeDecoder
-from inference.drafters.lookup import LookupDrafter
 from inference.drafters.trained.drafter import TrainedDrafter
 from jakiro.target.adapter import TargetAdapter
 
@@ -39,7 +38,7 @@ class Site(NamedTuple):
     drafter: SlowDrafter
 
 
-def site_decoder(hostile: bool = False, lookup: bool = False) -> SpeculativeDecoder:
+def site_decoder(hostile: bool = False) -> SpeculativeDecoder:
     """Return a decoder with a slow drafter."""
     tokenizer = tiny_tokenizer(CHATML)
     if hostile:
@@ -49,8 +48,7 @@ def site_decoder(hostile: bool = False, lookup: bool = False) -> SpeculativeDeco
         model.model.norm.weight.data.zero_()
     target = TargetAdapter(model)
     trained = TrainedDrafter.for_target(tiny_drafter(target), target)
-    drafter = SlowDrafter(LookupDrafter() if lookup else trained)
-    return SpeculativeDecoder(model, drafter, tokenizer, tree="fixed")
+    return SpeculativeDecoder(model, SlowDrafter(trained), tokenizer, tree="fixed")
 
 
 def set_options(page: "Page", **values: str) -> None:

@@ -14,7 +14,6 @@ from inference.drafters.candidates import to_tree
 from inference.drafters.delegating import DelegatingDrafter
 from inference.drafters.lookup import LookupDrafter
 from inference.protocol import DraftSession
-from inference.remote.integer_distribution import TOTAL, quantized
 from inference.remote.messages import OpenSession, SessionOpened, TreeLimits, Verdict, parse_message
 from inference.remote.text_state import ClientSession, VerdictLog
 from inference.remote.tree_frame import (
@@ -25,6 +24,7 @@ from inference.remote.tree_frame import (
     receive_tree,
     to_draft_tree,
 )
+from inference.sampling.integer_distribution import TOTAL, quantized
 from inference.sampling.options import Sampling
 
 LIMITS = TreeLimits(max_nodes=8, max_depth=4, max_support=8)
@@ -84,7 +84,7 @@ def looked_up(token_ids: list[int]) -> SubmittedTree:
     """Return the tree that prompt lookup drafts."""
     own = LookupDrafter()
     candidates = own.draft(np.array(token_ids), own.max_nodes, own.max_depth)
-    tree = to_tree([candidates], torch.tensor([len(token_ids) - 1]), 0).sequence_tree()
+    tree = to_tree([candidates], torch.tensor([len(token_ids) - 1])).sequence_tree()
     return encode_step(len(token_ids) - 1, token_ids[-1], tree)
 
 

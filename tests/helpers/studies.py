@@ -115,6 +115,7 @@ def _with_samples(figures: MethodFigures, rate: Rate | None, seed: int, repeats:
             target_forwards=round(1000 * forwards),
             turns=2,
             seconds=10 * forwards,
+            draft=2 * forwards,
             seconds_to_first_token=0.04,
         )
         for prompt, (tokens, forwards) in enumerate(

@@ -67,16 +67,18 @@ def _batches(inputs: RunInputs) -> Iterator[Batch]:
 def read_share(
     settings: TrainSettings, count: int, rank: int
 ) -> dict[tuple[int, int], dict[str, npt.NDArray[Any]]]:
-    """Return the views that one process reads in an epoch, by step and first sequence."""
+    """Return the views that one process reads in an epoch, by step and micro-batch."""
     inputs = prepare(settings)
     reader, size = _reader(inputs, is_offline=True), settings.batch.global_batch_size
     sampler = Sampler(inputs.sequences, sequences_per_step=size, rule=anchor_rule(settings), seed=0)
     return {
-        (step, first): {name: part.numpy() for name, part in tensors(reader.view(batch)).items()}
+        (step, rank + count * number): {
+            name: part.numpy() for name, part in tensors(reader.view(batch)).items()
+        }
         for step in range(-(-sampler.num_sequences // size))
-        for first, batch in sampler.micro_batches(
-            step, settings.batch.micro_batch_size, rank, count
-        ).items()
+        for number, batch in enumerate(
+            sampler.micro_batches(step, settings.batch.micro_batch_size, rank, count)
+        )
     }
 
 

@@ -1,12 +1,6 @@
 """Settings of tiny drafters of every kind."""
 
-import itertools
-from collections.abc import Iterator
-from typing import Any
-
 from helpers.models import tiny_settings
-
-from jakiro.drafter_settings import DrafterSettings
 
 FEEDBACK = {"kind": "feedback"}
 HYBRID = {"kind": "hybrid"}
@@ -173,43 +167,34 @@ VARIANTS = {
 }
 
 
-def _experts() -> Iterator[dict[str, Any]]:
-    """Yield arguments for every kind of experts and every number of parallel levels."""
-    for experts, combine, contrast, parallel in itertools.product(
-        (1, 2, 4), ("sum", "mixture"), (False, True), (0, 1, 2, 3)
-    ):
-        if contrast or (experts > 1 and parallel > 0):  # otherwise contrast makes no difference
-            yield {
-                "num_experts": experts,
-                "combine": combine,
-                "contrastive_head": contrast,
-                "parallel_levels": parallel,
-            }
-
-
-def _grid() -> Iterator[tuple[str, DrafterSettings]]:
-    trunks = {"moa": {}, "feedback": FEEDBACK, "hybrid": HYBRID}
-    for (name, trunk), arguments in itertools.product(trunks.items(), _experts()):
-        experts, combine, contrast, parallel = arguments.values()
-        contrasting = "contrast" if contrast else "no-contrast"
-        label = f"{name}-E{experts}-{combine}-{contrasting}-P{parallel}"
-        yield label, tiny_settings(**arguments, trunk=trunk)
-    for experts, tail, source in itertools.product((1, 2, 4), (1, 2), ("kv", "hidden")):
-        tailed = {"combine": "sum", "parallel_levels": 0, "tail_layers": tail, "source": source}
-        yield f"tail-{tail}-E{experts}-{source}", tiny_settings(experts, **tailed)
-    for (name, trunk), combine in itertools.product(trunks.items(), ("sum", "mixture")):
-        drafted = {"combine": combine, "parallel_levels": 2, "draft_vocab_size": 23}
-        yield f"{name}-{combine}-draft-vocabulary", tiny_settings(**drafted, trunk=trunk)
-    yield (
-        "tail-draft-vocabulary",
-        tiny_settings(combine="sum", parallel_levels=0, tail_layers=1, draft_vocab_size=23),
+_TRUNKS = {"moa": {}, "feedback": FEEDBACK, "hybrid": HYBRID}
+# Kind of trunk, experts, their combination, parallel levels, contrast, size of the vocabulary.
+_COMBINATIONS: tuple[tuple[str, int, str, int, bool, int | None], ...] = (
+    ("moa", 1, "sum", 0, True, None),
+    ("moa", 2, "mixture", 3, False, 23),
+    ("moa", 4, "mixture", 1, True, None),
+    ("moa", 4, "sum", 2, False, 23),
+    ("feedback", 1, "mixture", 2, True, 23),
+    ("feedback", 2, "sum", 1, False, None),
+    ("feedback", 4, "sum", 3, True, None),
+    ("feedback", 4, "mixture", 0, True, 23),
+    ("hybrid", 1, "mixture", 3, True, None),
+    ("hybrid", 2, "mixture", 0, True, None),
+    ("hybrid", 2, "sum", 2, True, 23),
+    ("hybrid", 4, "sum", 1, False, 23),
+)
+# More drafters, in which settings that interact are combined in other ways.
+GRID = VARIANTS | {
+    f"{trunk}-E{experts}-{combine}-P{parallel}": tiny_settings(
+        experts, combine, parallel, contrast, draft_vocab_size=size, trunk=_TRUNKS[trunk]
     )
-    for combine, norms in itertools.product(("sum", "mixture"), (False, True)):
-        trunk = FUSED | {"input_norms": norms}
-        label = "normed" if norms else "bare"
-        yield f"fused-{combine}-{label}", tiny_settings(combine=combine, trunk=trunk)
-    yield "published-P2", tiny_settings(combine="sum", parallel_levels=2, trunk=PUBLISHED)
-
-
-# Drafters with all kinds of settings, combined where settings interact.
-GRID = VARIANTS | dict(_grid())
+    for trunk, experts, combine, parallel, contrast, size in _COMBINATIONS
+}
+GRID |= {
+    f"tail-{tail}-E{experts}-{source}": tiny_settings(
+        experts, "sum", 0, tail_layers=tail, source=source, draft_vocab_size=size
+    )
+    for tail, experts, source, size in (
+        *((1, 4, "kv", 23), (2, 1, "hidden", None), (1, 2, "hidden", None), (2, 4, "kv", None)),
+    )
+}

@@ -1,16 +1,15 @@
 """Trees that are drafted ahead are those that would have been drafted, and nothing else changes."""
 
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
 from helpers.drafting_ahead import AheadSteps, NumbersOfVerdict, TableRun
-from helpers.losslessness import assert_follows_distribution, greedy_by_transformers
+from helpers.losslessness import greedy_by_transformers
 from helpers.models import tiny_llama
 from helpers.quick import mostly_slow
-from helpers.tables import Tables, Tamper, error_of_two_steps, no_processors
+from helpers.tables import Tables, error_of_two_steps, no_processors
 
 from inference import SpeculativeDecoder
 from inference.ahead import (
@@ -23,13 +22,10 @@ from inference.drafters.aded.drafter import AdedDrafter
 from inference.drafters.lookup import LookupDrafter
 from inference.drafters.small_lm import SmallLMDrafter, SmallLMSettings
 from jakiro.errors import ConfigError
-from jakiro.target.adapter import TargetAdapter
 
 PROMPT = [1, 2, 1, 2, 1]
-RUNNERS = ["inline", "thread"]
 SETTINGS = SmallLMSettings(depth=2, children=2, breadth=2)
 EXACT = 1e-9
-CLEARLY_WRONG = 1e-3
 TABLES = Tables(vocab=4, components=1, seed=1)
 
 
@@ -43,16 +39,15 @@ def _models(vocab: int = 7, noise: float = 0.1) -> tuple[Any, Any]:
     return target, small
 
 
-def _decoders(runner: str, **models: Any) -> tuple[SpeculativeDecoder, AheadDecoder]:
+def _decoders(**models: Any) -> tuple[SpeculativeDecoder, AheadDecoder]:
     target, small = _models(**models)
     drafter = SmallLMDrafter(small, target, SETTINGS)
     usual = SpeculativeDecoder(target, drafter, tree="fixed")
-    return usual, AheadDecoder(target, drafter, tree="fixed", runner=runner)
+    return usual, AheadDecoder(target, drafter, tree="fixed")
 
 
-@pytest.mark.parametrize("runner", RUNNERS)
-def test_greedy_tokens_equal_those_of_transformers(runner: str) -> None:
-    usual, ahead = _decoders(runner)
+def test_greedy_tokens_equal_those_of_transformers() -> None:
+    usual, ahead = _decoders()
     output = ahead.generate(PROMPT, max_new_tokens=60, temperature=0)
     alone = usual.generate(PROMPT, max_new_tokens=60, temperature=0)
     expected = greedy_by_transformers(ahead.target.model, PROMPT, 60)
@@ -61,12 +56,9 @@ def test_greedy_tokens_equal_those_of_transformers(runner: str) -> None:
     assert 0 < ahead.num_right < ahead.num_guesses
 
 
-@pytest.mark.parametrize("runner", RUNNERS)
 @pytest.mark.parametrize("temperature", [0.7, pytest.param(1.5, marks=pytest.mark.slow)])
-def test_sampled_tokens_are_the_same_as_without_drafting_ahead(
-    runner: str, temperature: float
-) -> None:
-    usual, ahead = _decoders(runner)
+def test_sampled_tokens_are_the_same_as_without_drafting_ahead(temperature: float) -> None:
+    usual, ahead = _decoders()
     for seed in range(4):
         options = {"max_new_tokens": 24, "temperature": temperature, "seed": seed}
         output, alone = ahead.generate(PROMPT, **options), usual.generate(PROMPT, **options)
@@ -74,16 +66,8 @@ def test_sampled_tokens_are_the_same_as_without_drafting_ahead(
     assert 0 < ahead.num_right < ahead.num_guesses
 
 
-@pytest.mark.slow
-def test_sampled_text_follows_the_targets_distribution() -> None:
-    _, ahead = _decoders("thread", vocab=3)
-    options: dict[str, Any] = {"samples": 1000, "batch": 1, "length": 6}
-    assert_follows_distribution(ahead, ahead.target.model, 0.9, **options)
-    assert ahead.num_right > 100
-
-
 def test_several_sequences_are_decoded_as_usual() -> None:
-    usual, ahead = _decoders("inline")
+    usual, ahead = _decoders()
     options: dict[str, Any] = {"max_new_tokens": 20, "temperature": 0.9, "seed": 3}
     prompts = [PROMPT, [3, 4]]
     found = [own.new_token_ids for own in ahead.generate_batch(prompts, **options)]
@@ -91,7 +75,7 @@ def test_several_sequences_are_decoded_as_usual() -> None:
 
 
 def test_a_prompt_that_joins_gets_its_own_tokens() -> None:
-    usual, ahead = _decoders("inline")
+    usual, ahead = _decoders()
     run = ahead.start([PROMPT], max_new_tokens=30, temperature=0.9, seed=3)
     steps = iter(run)
     for _ in range(4):
@@ -110,10 +94,9 @@ def _error(steps: AheadSteps) -> float:
     return error_of_two_steps(steps.tables, no_processors(), steps, length=4)
 
 
-@pytest.mark.parametrize("runner", RUNNERS)
 @pytest.mark.parametrize("seed", mostly_slow(range(4), quick=[1]))
-def test_kept_trees_keep_the_target_distribution(runner: Any, seed: int) -> None:
-    steps = AheadSteps(Tables(vocab=4, components=1, seed=seed), runner)
+def test_kept_trees_keep_the_target_distribution(seed: int) -> None:
+    steps = AheadSteps(Tables(vocab=4, components=1, seed=seed))
     assert _error(steps) < EXACT
     assert 0 < steps.decoder.num_right < steps.decoder.num_guesses
 
@@ -123,7 +106,7 @@ def test_kept_trees_of_many_orders_keep_the_target_distribution() -> None:
     assert _error(AheadSteps(TABLES, support=3)) < EXACT
 
 
-# Planted faults: other tokens, or another distribution.
+# Other guesses, also wrong ones: the distribution is the same.
 
 Plant = Callable[[pytest.MonkeyPatch], None]
 
@@ -152,37 +135,6 @@ def _a_tree_is_kept_after_another_outcome(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(AheadRun, "_proposed", keeps)
 
 
-def _change_kept_trees(patch: pytest.MonkeyPatch, change: Tamper) -> None:
-    original = AheadRun._proposed
-
-    def changed(self: AheadRun, *arguments: Any) -> DraftTree:
-        num_right = self._decoder.num_right
-        tree = original(self, *arguments)
-        return change(tree) if self._decoder.num_right > num_right else tree
-
-    patch.setattr(AheadRun, "_proposed", changed)
-
-
-def _a_kept_tree_is_pruned(patch: pytest.MonkeyPatch) -> None:
-    def pruned(tree: DraftTree) -> DraftTree:
-        return replace(tree, is_valid=tree.is_valid & (tree.score > tree.score.median()))
-
-    _change_kept_trees(patch, pruned)
-
-
-def _the_siblings_of_a_kept_tree_are_sorted(patch: pytest.MonkeyPatch) -> None:
-    def resorted(tree: DraftTree) -> DraftTree:
-        are_siblings = tree.parent[:, :, None] == tree.parent[:, None, :]
-        is_better = tree.score[:, None, :] > tree.score[:, :, None]
-        return replace(tree, rank=(are_siblings & is_better).sum(dim=2))
-
-    _change_kept_trees(patch, resorted)
-
-
-def _a_tree_is_drafted_with_the_numbers_of_the_verdict(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr("inference.ahead.StepRandom", NumbersOfVerdict)
-
-
 def _a_guess_knows_the_outcome(patch: pytest.MonkeyPatch) -> None:
     original = AheadRun._drafted
 
@@ -197,24 +149,17 @@ def _a_guess_knows_the_outcome(patch: pytest.MonkeyPatch) -> None:
 
 
 WRONG_TREES = [_a_wrong_guess_stays, _a_tree_is_kept_after_another_outcome]
-DEPENDENT_TREES = [
-    _a_kept_tree_is_pruned,
-    _the_siblings_of_a_kept_tree_are_sorted,
-    _a_tree_is_drafted_with_the_numbers_of_the_verdict,
-]
 
 
 def _name(plant: Plant) -> str:
     return plant.__name__.strip("_")
 
 
-@pytest.mark.parametrize("support", mostly_slow([2, 3], quick=[2]))
-@pytest.mark.parametrize("plant", DEPENDENT_TREES, ids=_name)
-def test_a_tree_that_depends_on_random_outcomes_is_caught(
-    plant: Plant, support: int, monkeypatch: pytest.MonkeyPatch
+def test_a_tree_drafted_with_the_numbers_of_the_verdict_is_caught(
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    plant(monkeypatch)
-    assert _error(AheadSteps(TABLES, support=support)) > CLEARLY_WRONG
+    monkeypatch.setattr("inference.ahead.StepRandom", NumbersOfVerdict)
+    assert _error(AheadSteps(TABLES)) > 1e-3
 
 
 # A tree may be below any guess: only what was sampled must not depend on how it is accepted.
@@ -242,11 +187,3 @@ def test_what_cannot_be_drafted_ahead_is_refused(
 ) -> None:
     with pytest.raises(ConfigError, match=message):
         AheadDecoder(tiny_llama(), drafter, **{"tree": "fixed", **options})
-
-
-def test_a_decoder_checks_the_device_of_its_target(monkeypatch: pytest.MonkeyPatch) -> None:
-    model = tiny_llama()
-    monkeypatch.setattr(TargetAdapter, "device", torch.device("cuda", 0))
-    with pytest.raises(ConfigError, match="a target on a CPU"):
-        AheadDecoder(model, LookupDrafter(), tree="fixed")
-    AheadDecoder(model, LookupDrafter(), tree="fixed", runner="inline")

@@ -29,14 +29,13 @@ def test_texts_of_a_server_are_those_of_its_decoder() -> None:
     expected = decoder.generate("def main(", temperature=0, max_new_tokens=12)
     with running(decoder, api_keys=(KEY,)) as server:
         client = _connected(server.root, key=KEY)
-        assert (client.model, client.is_own) == (MODEL, True)
-        answer = client.ask("def main(", log_probs=True, max_tokens=12, temperature=0.0)
+        assert client.model == MODEL
+        answer = client.ask("def main(", max_tokens=12, temperature=0.0)
         assert (answer.text, answer.finish_reason) == (expected.text, "length")
-        assert len(answer.tokens) == 12
         assert answer.accepted is not None
         messages = [{"role": "user", "content": "Why?"}]
-        chat = client.ask(messages, log_probs=True, max_tokens=3, temperature=0.0)
-        assert len(chat.tokens) == 3
+        chat = client.ask(messages, max_tokens=3, temperature=0.0)
+        assert chat.finish_reason == "length"
         client.close()
         with pytest.raises(ConfigError, match=r"refuses the API key.*no key.*JAKIRO_API_KEY"):
             _connected(server.url)

@@ -1,24 +1,29 @@
-"""The public decoder: loading, text in and out, streaming."""
+"""The public decoder: loading, text in and out, streaming, outputs, threads."""
 
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 
 import pytest
 import torch
-from helpers.models import tiny_llama, tiny_settings
+from helpers.models import tiny_drafter, tiny_llama, tiny_settings
 from helpers.tokenizers import tiny_tokenizer
 from transformers import PreTrainedTokenizerFast
 
 from inference import SpeculativeDecoder
+from inference.autotune.setup import Pair
+from inference.drafters.combined.drafter import CombinedDrafter
 from inference.drafters.lookup import LookupDrafter
 from inference.engine.context import Context
-from inference.loading import combined_drafter, load_parts
+from inference.loading import load_parts
+from inference.outputs import GenerateOutput
 from jakiro.config import config_for
 from jakiro.drafter import JakiroDrafter
 from jakiro.errors import CheckpointError, TargetMismatch
 from jakiro.target.adapter import TargetAdapter
 from jakiro.target.record import record_target
+from jakiro.utils.devices import num_threads
 
 
 @pytest.fixture(scope="module")
@@ -125,8 +130,11 @@ def test_other_weights_of_the_target_are_possible_with_a_warning(
     expected = SpeculativeDecoder(model).generate([1, 2, 3], max_new_tokens=20, temperature=0)
     output = decoder.generate([1, 2, 3], max_new_tokens=20, temperature=0)
     assert output.new_token_ids == expected.new_token_ids
-    pair = combined_drafter(drafter, LookupDrafter(), model, tokenizer, other_weights=True)
-    assert pair.first.model is drafter
+    pair = Pair(drafter, partial(CombinedDrafter, second=LookupDrafter()))
+    with pytest.raises(TargetMismatch, match="or allow other weights"):
+        SpeculativeDecoder(model, pair, tokenizer)
+    both = SpeculativeDecoder(model, pair, tokenizer, other_weights=True)
+    assert both.drafter.first.target is both.target
     other = tiny_llama(vocab=len(tokenizer), hidden_size=16)
     with pytest.raises(TargetMismatch, match="hidden size differs"):
         SpeculativeDecoder(other, drafter, tokenizer, other_weights=True)
@@ -152,3 +160,41 @@ def test_another_tokenizer_is_refused_and_another_chat_template_warned_of(
 def test_the_error_for_a_missing_target_has_a_remedy(drafter_path: Path, tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match="target= in Python"):
         SpeculativeDecoder.from_pretrained(drafter_path, target=tmp_path / "gone", tree="fixed")
+
+
+@pytest.fixture(scope="module")
+def output(tokenizer: PreTrainedTokenizerFast) -> GenerateOutput:
+    model = tiny_llama(vocab=len(tokenizer))
+    decoder = SpeculativeDecoder(model, tiny_drafter(TargetAdapter(model)), tokenizer)
+    return decoder.generate("def main(", max_new_tokens=12)
+
+
+def test_the_repr_is_one_line_with_text_and_figures(output: GenerateOutput) -> None:
+    shown = repr(output)
+    assert shown.startswith(f"GenerateOutput(text={output.text!r}, tokens=12, tau=")
+    assert "tokens_per_second=" in shown
+    assert "tensor" not in shown
+    assert "\n" not in shown
+
+
+def test_without_a_tokenizer_there_is_no_text() -> None:
+    output = SpeculativeDecoder(tiny_llama(vocab=11)).generate([1, 2], max_new_tokens=3)
+    assert repr(output).startswith("GenerateOutput(text=None, tokens=3, tau=1.00")
+
+
+def test_the_number_is_set_and_restored_also_after_an_error() -> None:
+    before = torch.get_num_threads()
+    with num_threads(before + 1):
+        assert torch.get_num_threads() == before + 1
+    with pytest.raises(KeyError), num_threads(before + 1):
+        raise KeyError
+    with num_threads(None):
+        assert torch.get_num_threads() == before
+    assert torch.get_num_threads() == before
+
+
+def test_the_caller_of_a_stream_keeps_its_own_number() -> None:
+    before = torch.get_num_threads()
+    decoder = SpeculativeDecoder(tiny_llama(), threads=before + 1)
+    for _ in decoder.steps([1, 2, 3], max_new_tokens=4):
+        assert torch.get_num_threads() == before

@@ -3,6 +3,7 @@
 import gc
 from collections import Counter
 from collections.abc import Callable
+from functools import partial
 from threading import Thread
 
 import pytest
@@ -14,12 +15,12 @@ from helpers.models import tiny_drafter, tiny_llama
 from inference import SpeculativeDecoder
 from inference.autotune.costs import Costs
 from inference.autotune.policy import AutoTree
+from inference.autotune.setup import Pair
 from inference.drafters.aded.drafter import AdedDrafter, AdedSettings
 from inference.drafters.combined.drafter import CombinedDrafter
 from inference.drafters.lookup import LookupDrafter
 from inference.drafters.repeating import RepeatingDrafter
 from inference.drafters.small_lm import SmallLMDrafter
-from inference.loading import combined_drafter
 from inference.protocol import Drafter, RequestCounter, RequestTicket, number_of, request_counter_of
 from inference.trees.shape import TreePlan, TreeShape
 from jakiro.target.adapter import TargetAdapter
@@ -179,7 +180,9 @@ def test_a_reset_of_a_shared_drafter_resets_combined_drafters_too() -> None:
     model = tiny_llama(vocab=23)
     aded = AdedDrafter()
     trained = tiny_drafter(TargetAdapter(model))
-    both = SpeculativeDecoder(model, combined_drafter(trained, aded, model), tree="fixed")
+    both = SpeculativeDecoder(
+        model, Pair(trained, partial(CombinedDrafter, second=aded)), tree="fixed"
+    )
     alone = SpeculativeDecoder(model, aded, tree="fixed")
     arguments = {"temperature": 1.5, "seed": 7, "max_new_tokens": 12}
     first = both.generate(PROMPT, **arguments)

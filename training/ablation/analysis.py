@@ -1,18 +1,18 @@
 """Analysis of a study: results from the `jakiro bench` documents of all seeds, and their table."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from statistics import fmean
-from typing import Any, Literal
+from typing import Any
+
+from rich.table import Table
 
 from inference.benchmark.document import ComparisonDocument
+from inference.benchmark.report import table_of
 from inference.benchmark.settings import AUTOREGRESSIVE
-from inference.benchmark.stats import SPEED, TAU, Rate, Ratio, product, rate_of, ratio
+from inference.benchmark.stats import DRAFTING, SPEED, TAU, Rate, Ratio, product, rate_of, ratio
 from jakiro.utils.settings import Settings
-from jakiro.utils.wording import rounded
 from training.ablation.arms import BASE, Arm
 from training.config import TrainSettings
-
-ArmVerdict = Literal["base", "better", "worse", "not resolved"]
 
 # Settings in which the four arms of a 2 x 2 comparison may differ: these settings define the arms,
 # make them equally large, or identify a run.
@@ -38,9 +38,13 @@ _EXPONENTS = {
 
 _Rates = Mapping[str, Rate]  # of each method, over all seeds and prompts
 
-_NAMES = ("arm", "size", "width", "T", "tau", "tau / base", "tokens/s / base", "verdict")
-_EXPERT_NAMES = ("arm", "top-4 overlap", "router entropy", "load entropy")
+_COLUMNS = ("arm", "tau", "tau / base", "tokens/s / base", "draft ms")
+_EXPERT_COLUMNS = ("arm", "top-4 overlap", "router entropy", "load entropy")
 _LEGEND = (
+    "tau: tokens per forward pass of the target. Ratios have 95% intervals, paired over prompts "
+    "and seeds; an asterisk marks a ratio of tau unless it includes 1. draft ms: per forward pass."
+)
+_EXPERT_LEGEND = (
     "Top-4 overlap: fraction of the four most likely tokens that two experts have in common. "
     "Router entropy: mean entropy of the experts' weights at a position. Load entropy: entropy of "
     "the experts' mean weights. Entropies are in nats."
@@ -51,28 +55,24 @@ class ArmRow(Settings):
     """Results of one arm at one temperature.
 
     Attributes:
-        validation_agreement: fraction of validation positions at which drafter and target agree on
-            the most likely token, averaged over seeds; None if it was not measured.
         conditional_acceptance_rate: for each depth, the share of the decoding steps with candidates
             to check at this depth that accepted one of them, averaged over seeds.
-        verdict: "better" if the interval of `tau_ratio` lies above 1, "worse" if it lies below 1,
-            "not resolved" if it contains 1, and "base" for the base.
+        draft_ratio: ratio of the seconds per draft; None if an arm never drafts.
+        speedup: tokens per second over those of decoding without a drafter.
     """
 
     arm: str
     temperature: float
     parameters: int
     intermediate_size: int
-    training_tokens: tuple[int, ...] = ()
-    validation_agreement: float | None = None
     tau: float
     tau_ratio: Ratio
     conditional_acceptance_rate: tuple[float, ...] = ()
     tokens_per_second: float
-    seconds_per_draft: float
     speed_ratio: Ratio
     speedup: Ratio
-    verdict: ArmVerdict
+    seconds_per_draft: float
+    draft_ratio: Ratio | None
 
 
 class TwoByTwo(Settings):
@@ -98,22 +98,25 @@ class TwoByTwo(Settings):
     experts: Ratio
     contrast: Ratio
     interaction: Ratio
-    sentence: str
+
+    def __str__(self) -> str:
+        effects = (
+            f"{words} x{getattr(self, name).shown(3)}{' *' * getattr(self, name).is_resolved}"
+            for name, words in _WORDS.items()
+        )
+        return f"tau with / without, at T = {self.temperature:g}: {', '.join(effects)}."
 
 
 class ArmExperts(Settings):
     """Diversity of an arm's experts on validation data, averaged over seeds.
 
-    Attributes:
-        by_seed: `top_overlap`, `router_entropy` and `load_entropy`, which
-            `training.evaluation.Diversity` explains, for each seed.
+    `training.evaluation.Diversity` explains the figures.
     """
 
     arm: str
     top_overlap: float | None
     router_entropy: float
     load_entropy: float
-    by_seed: tuple[tuple[float | None, float, float], ...]
 
 
 class StudyResults(Settings):
@@ -124,17 +127,12 @@ class StudyResults(Settings):
             arms of a 2 x 2 comparison.
     """
 
-    version: int = 2
     seeds: int
     prompts: int
     note: str
     rows: tuple[ArmRow, ...]
     interactions: tuple[TwoByTwo, ...] = ()
     experts: tuple[ArmExperts, ...] = ()
-
-    def at(self, temperature: float) -> list[ArmRow]:
-        """Return the rows of a temperature."""
-        return [row for row in self.rows if row.temperature == temperature]
 
 
 def find_cells(arms: Mapping[str, TrainSettings]) -> dict[str, str] | None:
@@ -168,12 +166,7 @@ def two_by_two(cells: Mapping[str, str], temperature: float, rates: Mapping[str,
         name: product(list(zip(powers, in_order, strict=True)))
         for name, powers in _EXPONENTS.items()
     }
-    words = (
-        f"{_WORDS[name]} x{effect.shown(3)}{'' if effect.is_resolved else ' (not resolved)'}"
-        for name, effect in effects.items()
-    )
-    sentence = f"tau with / without, at T = {temperature:g}: {', '.join(words)}."
-    return TwoByTwo(temperature=temperature, sentence=sentence, **cells, **effects)
+    return TwoByTwo(temperature=temperature, **cells, **effects)
 
 
 def _is_cell(settings: TrainSettings, both: TrainSettings) -> bool:
@@ -206,9 +199,11 @@ def analyse(documents: Mapping[int, ComparisonDocument], arms: Sequence[Arm]) ->
             name: [document.figures(name, temperature).samples for document in documents.values()]
             for name in (AUTOREGRESSIVE, *(arm.name for arm in arms))
         }
-        taus = {name: rate_of(of_method, TAU, prompts) for name, of_method in samples.items()}
-        speeds = {name: rate_of(of_method, SPEED, prompts) for name, of_method in samples.items()}
-        rows += [_row(arm, temperature, documents, taus, speeds) for arm in arms]
+        taus, speeds, drafting = (
+            {name: rate_of(of_method, fields, prompts) for name, of_method in samples.items()}
+            for fields in (TAU, SPEED, DRAFTING)
+        )
+        rows += [_row(arm, temperature, documents, taus, speeds, drafting) for arm in arms]
         if cells is not None:
             interactions.append(two_by_two(cells, temperature, taus))
     return StudyResults(
@@ -227,35 +222,28 @@ def _row(
     documents: Mapping[int, ComparisonDocument],
     taus: _Rates,
     speeds: _Rates,
+    drafting: _Rates,
 ) -> ArmRow:
     """Return the results of an arm at a temperature."""
     figures = [document.figures(arm.name, temperature) for document in documents.values()]
     rates = [one.conditional_acceptance_rate for one in figures]
     depths = range(max(map(len, rates)))  # not all seeds reach the same depth
-    forwards = sum(one.target_forwards for one in figures)
-    tau_ratio = ratio(taus[arm.name], taus[BASE])
-    agreement = [
-        float(one["validation"]["levels"][0]["agreement"])
-        for one in arm.evaluations
-        if "validation" in one
-    ]
+    drafts = (drafting[arm.name], drafting[BASE])
     return ArmRow(
         arm=arm.name,
         temperature=temperature,
         parameters=arm.parameters,
         intermediate_size=arm.width,
-        training_tokens=tuple(int(record["training"]["tokens"]) for record in arm.records),
-        validation_agreement=fmean(agreement) if agreement else None,
         tau=taus[arm.name].pooled,
-        tau_ratio=tau_ratio,
+        tau_ratio=ratio(taus[arm.name], taus[BASE]),
         conditional_acceptance_rate=tuple(
             fmean(one[depth] for one in rates if len(one) > depth) for depth in depths
         ),
         tokens_per_second=speeds[arm.name].pooled,
-        seconds_per_draft=sum(one.seconds.draft for one in figures) / max(forwards, 1),
         speed_ratio=ratio(speeds[arm.name], speeds[BASE]),
         speedup=ratio(speeds[arm.name], speeds[AUTOREGRESSIVE]),
-        verdict=_verdict(arm.name, tau_ratio),
+        seconds_per_draft=drafts[0].pooled,
+        draft_ratio=ratio(*drafts) if all(rate.top.sum(axis=1).all() for rate in drafts) else None,
     )
 
 
@@ -265,23 +253,13 @@ def _diversity(arm: Arm) -> ArmExperts | None:
     measured = [one["experts"] for one in arm.evaluations if "experts" in one]
     if not measured:
         return None
-    by_seed = [tuple(seed[name] for name in names) for seed in measured]
-    overlaps, router, load = zip(*by_seed, strict=True)
+    overlaps, router, load = ([seed[name] for seed in measured] for name in names)
     return ArmExperts(
         arm=arm.name,
         top_overlap=None if None in overlaps else fmean(overlaps),
         router_entropy=fmean(router),
         load_entropy=fmean(load),
-        by_seed=tuple(by_seed),
     )
-
-
-def _verdict(arm: str, tau_ratio: Ratio) -> ArmVerdict:
-    if arm == BASE:
-        return "base"
-    if not tau_ratio.is_resolved:
-        return "not resolved"
-    return "better" if tau_ratio.value > 1 else "worse"
 
 
 def _note(num_seeds: int, num_prompts: int, rows: Sequence[ArmRow]) -> str:
@@ -290,45 +268,35 @@ def _note(num_seeds: int, num_prompts: int, rows: Sequence[ArmRow]) -> str:
     if num_seeds < 2:
         return (
             "With one seed, the 95% intervals cover the spread over prompts, not over trainings; "
-            "another seed may reverse any verdict."
+            "another seed may reverse any difference."
         )
     # With two seeds, the spread over seeds is estimated poorly.
     rate = "one in ten" if num_seeds == 2 else "one in twenty"
-    num_verdicts = sum(row.verdict != "base" for row in rows)
+    num_ratios = sum(row.arm != BASE for row in rows)
     return (
-        f"The 95% intervals over {num_seeds} seeds and {num_prompts} prompts are paired. Even if "
-        f"no arm differed from the base, about {rate} of the {num_verdicts} verdicts on tau would "
-        "be 'better' or 'worse'."
+        f"The intervals cover {num_seeds} seeds and {num_prompts} prompts. Even if no arm differed "
+        f"from the base, about {rate} of the {num_ratios} ratios of tau would have an asterisk."
     )
 
 
-def to_markdown(results: StudyResults) -> str:
-    """Return the results in Markdown: table, remarks, and a table of the experts."""
-    remarks = [results.note, *(interaction.sentence for interaction in results.interactions)]
-    lines = [*_table(_NAMES, map(_cells, results.rows)), "", "\n\n".join(remarks), ""]
+def render(results: StudyResults) -> Iterator[Table | str]:
+    """Yield a table for each temperature, remarks, and a table of the experts."""
+    for temperature in dict.fromkeys(row.temperature for row in results.rows):
+        rows = [row for row in results.rows if row.temperature == temperature]
+        yield table_of(f"T = {temperature:g}", _COLUMNS, map(_cells, rows))
+    yield _LEGEND
+    yield results.note
+    yield from map(str, results.interactions)
     if results.experts:
-        rows = map(_expert_cells, results.experts)
-        lines += ["Experts on validation data:", "", *_table(_EXPERT_NAMES, rows), "", _LEGEND, ""]
-    return "\n".join(lines)
-
-
-def _table(names: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
-    alignment = ["---" if name in ("arm", "verdict") else "--:" for name in names]
-    return [f"| {' | '.join(cells)} |" for cells in (names, alignment, *rows)]
+        rows_of_experts = map(_expert_cells, results.experts)
+        yield table_of("experts on validation data", _EXPERT_COLUMNS, rows_of_experts)
+        yield _EXPERT_LEGEND
 
 
 def _cells(row: ArmRow) -> list[str]:
-    is_base = row.verdict == "base"
-    return [
-        row.arm,
-        rounded(row.parameters),
-        f"{row.intermediate_size}",
-        f"{row.temperature:g}",
-        f"{row.tau:.2f}",
-        "1" if is_base else row.tau_ratio.shown(3),
-        "1" if is_base else row.speed_ratio.shown(3),
-        "" if is_base else row.verdict,
-    ]
+    tau = row.tau_ratio.shown(3) + " *" * row.tau_ratio.is_resolved
+    ratios = ["1", "1"] if row.arm == BASE else [tau, row.speed_ratio.shown(2)]
+    return [row.arm, f"{row.tau:.2f}", *ratios, f"{row.seconds_per_draft * 1e3:.2f}"]
 
 
 def _expert_cells(arm: ArmExperts) -> list[str]:

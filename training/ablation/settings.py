@@ -1,14 +1,12 @@
 """Settings of a study, which are read and checked without torch."""
 
 from pathlib import Path
-from typing import Literal
 
 from pydantic import Field, PositiveInt, field_validator
 
 from inference.benchmark.settings import DRAFTER, Temperatures, parse_methods
 from jakiro.utils.settings import Settings
 
-Launcher = Literal["inline", "deepspeed"]
 FEWEST_PROMPTS = 2  # smallest number for which there is an interval over prompts
 
 
@@ -34,12 +32,10 @@ class StudySettings(Settings):
     cell: str | None = Field(None, pattern=r"^\w[\w.-]*$")
     """Name of this measurement, such as the kind of its prompts. Its results are written into a
     folder of this name inside --out, and measurements with different names share the trainings."""
-    launcher: Launcher = "inline"
-    """inline: train in this process; deepspeed: train on all devices of this machine."""
     prompts: Path | None = None
     """Prompt file, as for `jakiro bench`; by default, the prompts are the beginnings of validation
     documents."""
-    num_prompts: int = Field(40, ge=FEWEST_PROMPTS)
+    num_prompts: int = Field(32, ge=FEWEST_PROMPTS)
     """Largest number of prompts."""
     max_new_tokens: PositiveInt = 64
     """Largest number of new tokens for each prompt."""

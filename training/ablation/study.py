@@ -10,22 +10,19 @@ from pathlib import Path
 from typing import Any
 
 from rich.console import Console
-from rich.markdown import Markdown
 
 from inference.benchmark.document import ComparisonDocument, read_document
 from inference.benchmark.settings import AUTOREGRESSIVE, DRAFTER
 from inference.generation.prompt_file import distinct, prompt_of, read_prompts
 from jakiro.config import JakiroConfig
-from jakiro.errors import EXIT_CODE_INTERRUPTED, ConfigError, JakiroError
+from jakiro.errors import ConfigError, JakiroError
 from jakiro.utils.files import checksum, ensure_writable_folder, fingerprint, write_atomically
 from jakiro.utils.logs import get_logger
 from jakiro.utils.provenance import provenance
-from jakiro.utils.settings import dump_settings
-from training.ablation.analysis import StudyResults, analyse, to_markdown
+from training.ablation.analysis import StudyResults, analyse, render
 from training.ablation.arms import Arm, equalize_sizes, read_arms
 from training.ablation.settings import FEWEST_PROMPTS, StudySettings
 from training.config import TrainSettings
-from training.launch import LaunchOptions, command, launch
 from training.loop.run_folder import RunFolder
 from training.planning.estimate import duration_text, estimate, product_rate, size_text
 from training.setup.preparation import check_arm, load_model, load_tokenizer, prepare
@@ -80,19 +77,6 @@ def runs_of(arms: Sequence[Arm], num_seeds: int, folder: Path) -> list[ArmRun]:
             }
             runs.append(ArmRun(arm.name, seed, settings.model_copy(update=changes)))
     return runs
-
-
-def _launch(run: ArmRun) -> None:
-    config = ensure_writable_folder(run.settings.run_folder) / "launch.yaml"
-    write_atomically(config, dump_settings(run.settings))
-    code = launch(command(run.settings, config, (), LaunchOptions()), run.settings)
-    if code == EXIT_CODE_INTERRUPTED:
-        raise KeyboardInterrupt
-    if not run.folder.is_finished:
-        raise JakiroError(
-            f"training {run.arm} with seed {run.seed} failed with exit code {code}; see the "
-            "messages above; the same command continues the study"
-        )
 
 
 def measure(
@@ -223,10 +207,7 @@ class Study:
             if run.folder.is_finished:
                 continue
             _logger.info(f"run {number} of {len(runs)}: {run.arm}, seed {run.seed}")
-            if self.settings.launcher == "inline":
-                train(run.settings, model=model, tokenizer=tokenizer)
-            else:
-                _launch(run)
+            train(run.settings, model=model, tokenizer=tokenizer)
 
     def complete(self) -> StudyResults:
         """Finish all training runs and measurements, and write the results."""
@@ -247,12 +228,13 @@ class Study:
             for arm in self.arms
         ]
         results = analyse(documents, arms)
-        table = to_markdown(results)
+        console = Console(record=True)
         facts = {"settings": self.settings.model_dump(mode="json"), "provenance": provenance()}
         write_atomically(folder / "results.json", results.model_dump_json(indent=1) + "\n")
-        write_atomically(folder / "results.md", table)
         write_atomically(folder / "study.json", json.dumps(facts, indent=1))
-        Console().print(Markdown(table))
+        for part in render(results):
+            console.print(part, highlight=False)
+        write_atomically(folder / "results.txt", console.export_text())
         return results
 
     def _write_prompts(self, path: Path) -> Path:

@@ -79,10 +79,9 @@ def encode_documents(
     records: Iterable[Record],
     intake: Intake | None = None,
     vocab_size: int | None = None,
-    any_mask: bool = False,
 ) -> Iterator[Document]:
     """Yield the documents of all records."""
-    for _, documents in encode_records(tokenizer, records, intake, vocab_size, any_mask):
+    for _, documents in encode_records(tokenizer, records, intake, vocab_size):
         yield from documents
 
 
@@ -91,7 +90,6 @@ def encode_records(
     records: Iterable[Record],
     intake: Intake | None = None,
     vocab_size: int | None = None,
-    any_mask: bool = False,
 ) -> Iterator[tuple[Record, list[Document]]]:
     """Yield each record with its documents.
 
@@ -104,10 +102,6 @@ def encode_records(
     the assistant. In a record of token ids, the responses are the tokens with mask 1. A text or
     turn with `"is_cut": true` lacks its end, so the drafter does not learn to predict an end token
     there.
-
-    Args:
-        any_mask: whether a record may contain only a prompt or only a response, for callers that
-            need only the tokens.
     """
     intake, remaining = intake or Intake(), iter(records)
     while group := list(islice(remaining, BATCH_SIZE)):
@@ -117,7 +111,7 @@ def encode_records(
             of_record = list(islice(documents, len(parts)))
             with intake.guard():
                 for part, document in zip(parts, of_record, strict=True):
-                    if not (any_mask or isinstance(part, _Text)):
+                    if not isinstance(part, _Text):
                         check_mask(document.is_response, record.location)
                     highest = int(document.token_ids.max(initial=0))
                     check_vocabulary(highest, record.location, vocab_size)

@@ -27,11 +27,12 @@ class SynthesisSettings(Settings):
     kind: Literal["chats", "texts"] = "chats"
     """chats: conversations of a chat model; texts: plain texts of a base model."""
     multi_turn: float = Field(0.3, ge=0, le=1)
-    """Share of the conversations with more than one question."""
+    """Share of the conversations that are begun with more than one question in view; some of them
+    end earlier."""
     max_turns: int = Field(3, ge=1)
     """Largest number of questions in a conversation."""
     greedy: float = Field(0.5, ge=0, le=1)
-    """Share of the conversations with greedy answers; the others are sampled."""
+    """Share of the conversations that are begun with greedy answers; the others are sampled."""
     temperature: float = Field(1.0, gt=0)
     """Sampling temperature of questions, texts and sampled answers."""
     top_p: float = Field(0.99, gt=0, le=1)

@@ -102,11 +102,6 @@ class PackedSequences:
         sequence.positions[begin:] -= begin
         return sequence
 
-    def describe(self, index: int) -> str:
-        """Return the locations of a sequence's documents in the data."""
-        after = np.searchsorted(self.store.starts, self._pieces_of(index)[:, 0], "right")
-        return self.store.describe([int(document) - 1 for document in after])
-
     def report(self) -> Iterator[str]:
         """Yield log lines with counts of what was read, packed and dropped."""
         read = self.store.counts

@@ -11,13 +11,12 @@ from typing import Any, NamedTuple
 from transformers import PreTrainedTokenizerBase
 
 from inference.decoder import SpeculativeDecoder
-from inference.drafters.combined.drafter import CombinedDrafter
-from inference.drafters.small_lm import SmallLMDrafter
-from inference.drafters.trained.drafter import TrainedDrafter
 from inference.generation.prompts import needed
+from inference.loading import identity_of
 from inference.outputs import GenerateOutput
 from inference.protocol import Drafter
 from jakiro.target.record import hash_weights, template_fingerprint, tokenizer_fingerprint
+from jakiro.utils.files import fingerprint
 from jakiro.utils.pretrained import end_ids
 from jakiro.utils.token_text import REPLACEMENT, text_of_tokens
 from jakiro.utils.wording import dtype_name
@@ -66,15 +65,8 @@ def target_fingerprint(decoder: SpeculativeDecoder) -> Fields:
 
 
 def version_of(drafter: Drafter | None) -> str | None:
-    """Return a hash of a drafter's weights, or its version if it has none; None for no drafter."""
-    match drafter:
-        case TrainedDrafter():
-            return hash_weights(drafter.model)
-        case SmallLMDrafter():
-            return hash_weights(drafter.model.model)
-        case CombinedDrafter():
-            return f"{version_of(drafter.first)}, {version_of(drafter.second)}"
-    return None if drafter is None else drafter.version
+    """Return a hash of a drafter, on which sampled tokens depend; None for no drafter."""
+    return None if drafter is None else fingerprint(identity_of(drafter))
 
 
 class Answer(NamedTuple):

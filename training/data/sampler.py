@@ -75,21 +75,14 @@ class Sampler:
             num_tokens -= int((batch.documents >= 0).sum())
             yield batch
 
-    def micro_batches(self, step: int, size: int, rank: int, count: int) -> dict[int, Batch]:
-        """Return a process's micro-batches, by the index of their first sequence within the step.
+    def micro_batches(self, step: int, size: int, rank: int, count: int) -> list[Batch]:
+        """Return a process's micro-batches of a step.
 
         Args:
             count: number of processes; `size * count` must divide the number of sequences per step.
         """
         begins = range(size * rank, self._sequences_per_step, size * count)
-        return {begin: self.batch(step, begin, begin + size) for begin in begins}
-
-    def sources(self, step: int, begin: int, end: int) -> dict[int, str]:
-        """Return the locations of a batch's documents in the data, by sequence number."""
-        first = step * self._sequences_per_step
-        indices = range(first + begin, first + end)
-        numbers = [self._epoch_and_number(index)[1] for index in indices]
-        return {number: self._sequences.describe(number) for number in numbers}
+        return [self.batch(step, begin, begin + size) for begin in begins]
 
     def _epoch_and_number(self, index: int) -> tuple[int, int]:
         """Return the epoch and the number of the sequence at an index, counted over all steps."""

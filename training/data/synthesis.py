@@ -6,9 +6,11 @@ target answers. A base model, which has no template, writes a whole text after t
 """
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
+from itertools import count
+from random import Random
 from typing import Any, NamedTuple
 
 import torch
@@ -22,7 +24,6 @@ from inference.outputs import GenerateOutput
 from jakiro.errors import ConfigError, DataError
 from jakiro.utils.pretrained import end_ids
 from jakiro.utils.token_text import REPLACEMENT, text_of_tokens
-from training.data.candidates import GREEDY, Candidate, CandidateQueue, greedy_and_multi_turn
 from training.data.dialogues import Dialogue, Turn, run_dialogues
 from training.data.generation import KEY_TOKENS, OutputFile, SynthesisSettings
 from training.data.regeneration import (
@@ -34,6 +35,7 @@ from training.data.regeneration import (
 )
 from training.data.rendering import CUT, Chat, Message, render_question, render_user_opening
 
+GREEDY = "greedy"  # key with which an answer says whether it was decoded greedily
 FILTERS = 3  # version of the rules for choosing texts; a file is continued only with the same ones
 LONGEST_SILENCE = 1000  # number of unusable candidates in a row after which an error is raised
 NGRAM, MOST_REPEATS = 8, 3  # length of an n-gram, and how often it may occur in a usable text
@@ -59,12 +61,6 @@ def ends_in_loop(token_ids: Int[Tensor, " tokens"]) -> bool:
     return int(is_equal.sum()) > MOST_REPEATS
 
 
-def repeats(token_ids: Sequence[int]) -> bool:
-    """Return whether an n-gram of tokens occurs so often that the text is a loop."""
-    grams = zip(*(token_ids[start:] for start in range(NGRAM)), strict=False)
-    return max(Counter(grams).values(), default=0) > MOST_REPEATS
-
-
 @dataclass
 class SynthesisCounts:
     """Counts of one run of the synthesizer; `greedy` and `multi_turn` are those of the file."""
@@ -74,6 +70,50 @@ class SynthesisCounts:
     dropped: Counter[str] = field(default_factory=Counter)
     greedy: int = 0
     multi_turn: int = 0
+
+    def add_kind(self, record: Mapping[str, Any]) -> None:
+        """Count a record of the file."""
+        messages = record.get("messages", [])
+        self.greedy += any(message.get(GREEDY, False) for message in messages)
+        self.multi_turn += len(messages) > 2
+
+
+@dataclass
+class Candidate:
+    """A record that is being generated.
+
+    Attributes:
+        is_cut: whether the text reached the largest length before its end.
+        reason: why the last question, answer or text was dropped.
+    """
+
+    number: int
+    is_greedy: bool = False
+    num_turns: int = 1
+    messages: list[Message] = field(default_factory=list)
+    text: str = ""
+    is_cut: bool = False
+    reason: str = "empty"
+
+    def record(self) -> dict[str, Any]:
+        """Return the content of the record."""
+        if self.messages:
+            return {"record": self.number, "messages": self.messages}
+        return {"record": self.number, "text": self.text} | ({CUT: True} if self.is_cut else {})
+
+
+def candidates(settings: SynthesisSettings, first: int) -> Iterator[Candidate]:
+    """Yield candidates, each of which depends only on the seed and its number."""
+    for number in count(first):
+        random = Random(random_seed(settings.seed, number))
+        if settings.kind == "texts":
+            yield Candidate(number)
+            continue
+        is_greedy = random.random() < settings.greedy
+        is_multi_turn = settings.max_turns > 1 and random.random() < settings.multi_turn
+        yield Candidate(
+            number, is_greedy, random.randint(2, settings.max_turns) if is_multi_turn else 1
+        )
 
 
 class _Written(NamedTuple):
@@ -115,34 +155,33 @@ class Synthesizer:
     ) -> SynthesisCounts:
         """Write records until the file contains the number that the settings require."""
         counts = self._counts = SynthesisCounts()
-        queue = CandidateQueue(self._settings)
         seen: set[tuple[int, ...]] = set()
         with output.claim(self._fingerprint()):
             for record in output.records():
                 seen.add(self._key(record))
-                queue.restore(record)
+                counts.add_kind(record)
             write = self._converse if self._settings.kind == "chats" else self._write_text
-            dialogues = map(write, queue.start())
+            dialogues = map(write, candidates(self._settings, output.last_record + 1))
             results = run_dialogues(self._decoder, dialogues, self._settings.batch_size)
             with closing(results):
                 silence = 0
                 on_progress(output.num_records, counts.tokens)
                 while output.num_records < self._settings.conversations:
-                    candidate = queue.take(results)
-                    key = self._key(candidate.record())
+                    candidate = next(results)
+                    record = candidate.record()
+                    key = self._key(record)
                     if not key or key in seen:
                         counts.dropped["duplicate" if key else candidate.reason] += 1
                         silence += 1
                     else:
                         seen.add(key)
-                        output.append(candidate.record())
-                        queue.records[candidate.kind] += 1
+                        output.append(record)
+                        counts.add_kind(record)
                         counts.records += 1
                         silence = 0
                     on_progress(output.num_records, counts.tokens)
                     if silence >= LONGEST_SILENCE:
                         raise _nothing_usable(counts)
-        counts.greedy, counts.multi_turn = greedy_and_multi_turn(queue.records)
         return counts
 
     def _key(self, record: dict[str, Any]) -> tuple[int, ...]:
@@ -180,7 +219,7 @@ class Synthesizer:
     def _answer(self, candidate: Candidate, turn: int) -> Dialogue[Message | None]:
         """Return the answer to the last question; None if the answer is not usable."""
         prompt = self._encode(render_question(self._tokenizer, _chat(candidate)))
-        limit, is_greedy = self._settings.max_new_tokens, candidate.wanted.is_greedy
+        limit, is_greedy = self._settings.max_new_tokens, candidate.is_greedy
         written = yield from self._write(
             candidate, prompt, limit, 2 * turn + 1, 1, is_greedy=is_greedy
         )
@@ -242,7 +281,7 @@ class Synthesizer:
         """Return the reason for dropping a text of the target; None if the text is usable."""
         if len(ids) < fewest or not text:
             return "too short"
-        if repeats(ids) or ends_in_loop(output.sequences[0]):
+        if ends_in_loop(output.sequences[0]):
             return "repetition"
         return None if self._special.isdisjoint(ids) else "special tokens"
 

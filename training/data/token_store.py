@@ -5,7 +5,7 @@ from array import array
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import groupby, pairwise
+from itertools import pairwise
 from pathlib import Path
 from tempfile import TemporaryFile
 from typing import IO, Any, SupportsIndex
@@ -112,18 +112,11 @@ class TokenStore:
         digest = hashlib.sha256(self.document(index).token_ids.tobytes()).digest()
         return int.from_bytes(digest[:8], "big")
 
-    def describe(self, documents: Sequence[int]) -> str:
-        """Return the locations of documents in the data, such as `chats.jsonl:12, 15`.
-
-        Documents without a source are described by their numbers, from 1.
-        """
-        if self.records is None:
-            return f"documents {', '.join(str(document + 1) for document in documents)}"
-        records = dict.fromkeys(tuple(self.records[document].tolist()) for document in documents)
-        return ", ".join(
-            f"{self.names[source]}:{', '.join(str(number) for _, number in same)}"
-            for source, same in groupby(records, key=lambda record: record[0])
-        )
+    def location(self, index: int) -> str:
+        """Return the location of a document's record in the data, such as `chats.jsonl:12`."""
+        assert self.records is not None, "documents of `open_tokens` have a source"
+        source, number = self.records[index].tolist()
+        return f"{self.names[source]}:{number}"
 
     def document(self, index: SupportsIndex) -> Document:
         """Return the tokens of one document."""
@@ -276,7 +269,7 @@ def preview(store: TokenStore, tokenizer: PreTrainedTokenizerBase, count: int) -
 
 def _show(store: TokenStore, tokenizer: PreTrainedTokenizerBase, index: int) -> Text:
     ids, mask = store.document(index)
-    title = f"document {index + 1:,} of {store.num_documents:,}, {store.describe([index])}: "
+    title = f"document {index + 1:,} of {store.num_documents:,}, {store.location(index)}: "
     counts = f"{len(ids):,} tokens, {int(mask.sum()):,} in responses, marked with ⟦ and ⟧\n"
     text = Text.assemble((title + counts, "bold"))
     shown, mask = ids[:SHOWN], mask[:SHOWN]

@@ -9,7 +9,7 @@ that a run can resume with a different number of processes or a different ZeRO s
 import json
 import shutil
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -257,22 +257,25 @@ class Checkpoints:
     def save(self, engine: Any, state: RunState) -> None:
         """Write a checkpoint; an interruption leaves the earlier checkpoints unchanged."""
         partial = self._folder / ".partial"
-        with self._writing(partial) as writes:
-            if writes:
-                shutil.rmtree(partial, ignore_errors=True)
-                partial.mkdir(parents=True)
-        kinds = []
-        for kind, parts in gather_state(engine, is_kept=self._processes.is_first):
-            kinds.append(kind)
-            with self._writing(partial) as writes:
+        try:
+            kinds: list[str] = []
+            for kind, parts in gather_state(engine, is_kept=self._processes.is_first):
+                with self._writing() as writes:
+                    if writes and not kinds:
+                        shutil.rmtree(partial, ignore_errors=True)
+                        partial.mkdir(parents=True)
+                    if writes:
+                        save_file(parts, partial / f"{kind}{_SUFFIX}")
+                kinds.append(kind)
+            with self._writing() as writes:
                 if writes:
-                    save_file(parts, partial / f"{kind}{_SUFFIX}")
-        with self._writing(partial) as writes:
-            if writes:
-                facts = asdict(state) | {"scaler": scaler_state(engine), "kinds": kinds}
-                write_atomically(partial / _STATE, json.dumps(facts))
-                publish(partial, self._folder / f"{_STEP_PREFIX}{state.step:08d}")
-                self._prune()
+                    facts = asdict(state) | {"scaler": scaler_state(engine), "kinds": kinds}
+                    write_atomically(partial / _STATE, json.dumps(facts))
+                    publish(partial, self._folder / f"{_STEP_PREFIX}{state.step:08d}")
+                    self._prune()
+        except ResourceError:
+            shutil.rmtree(partial, ignore_errors=True)
+            raise
 
     def restore(self, engine: Any) -> RunState:
         """Load the latest checkpoint, if any, and return the progress of the run.
@@ -303,15 +306,8 @@ class Checkpoints:
             folder.rename(removed)  # so that a partly removed folder does not look complete
         shutil.rmtree(removed, ignore_errors=True)
 
-    @contextmanager
-    def _writing(self, partial: Path) -> Iterator[bool]:
-        """Yield whether this process writes; if writing fails, remove the partial checkpoint."""
-        try:
-            with write_from_first("a checkpoint", self._folder, self._processes) as is_writing:
-                yield is_writing
-        except ResourceError:
-            shutil.rmtree(partial, ignore_errors=True)
-            raise
+    def _writing(self) -> AbstractContextManager[bool]:
+        return write_from_first("a checkpoint", self._folder, self._processes)
 
 
 @contextmanager

@@ -16,7 +16,7 @@ from jakiro.utils.files import publish, write_atomically
 from jakiro.utils.logs import get_logger
 from jakiro.utils.provenance import provenance
 from training.data.sources import is_local
-from training.evaluation import Score, score_of, summary_of
+from training.evaluation import summary_of
 from training.loop.checkpoint import RunState
 from training.loop.run_folder import RunFolder, record_of
 from training.processes import Processes, write_from_first
@@ -124,21 +124,14 @@ class Exporter:
 
     def _summary(self, evaluation: Mapping[str, Any], state: RunState) -> str:
         """Return a sentence that says which drafter was written, with its agreement and tau."""
-        score, last = score_of(evaluation), summary_of(evaluation)
-        folder, steps = self._folder.drafter, f"after {state.step} steps"
-        if score is None:
-            return f"{folder}: the last drafter, {steps}; nothing was measured on held-out data"
-        if state.best_metric is None or state.best_value is None or state.best_step == state.step:
-            return f"{folder}: the last drafter, {steps} ({last}, the best of the run)"
-        if self._finishes_with_best(state):
-            best = summary_of(record_of(self._folder.best)["evaluation"])
-            return (
-                f"{folder}: the best drafter of the run, after {state.best_step} steps ({best}; "
-                f"the last drafter, {steps}: {last})"
-            )
+        last = summary_of(evaluation) or "nothing was measured on held-out data"
+        last = f"the last drafter, after {state.step} steps ({last})"
+        if not self._finishes_with_best(state):
+            return f"{self._folder.drafter}: {last}"
+        best = summary_of(record_of(self._folder.best)["evaluation"])
         return (
-            f"{folder}: the last drafter, {steps} ({last}; the best of the run, after "
-            f"{state.best_step} steps: {Score(score.metric, state.best_value)})"
+            f"{self._folder.drafter}: the best drafter of the run, after {state.best_step} steps "
+            f"({best}); not {last}"
         )
 
     def _record(self, evaluation: Mapping[str, Any], state: RunState) -> dict[str, Any]:
@@ -174,10 +167,8 @@ print(decoder.generate("def main(", max_new_tokens=128).text)
 ## Measurements
 
 {% if decoding -%}
-{{ decoding[0].prompts }} prompts ({{ prompts }}) were continued by up to
-{{ settings.evaluation.max_new_tokens }} tokens each, with draft trees of as many levels as in
-training. Tau is the mean acceptance length, that is, the number of tokens per forward pass of the
-target. Without a drafter, tau is 1.
+{{ decoding[0].prompts }} prompts ({{ prompts }}), with draft trees of the trained depth.
+Tau is the number of tokens per forward pass of the target; without a drafter, it is 1.
 
 | temperature | tau | acceptance at depth 1, 2, ... | tokens |
 |---|---|---|---|
@@ -188,33 +179,24 @@ target. Without a drafter, tau is 1.
 {%- endfor %} | {{ result.tokens }} |
 {% endfor %}
 {%- else -%}
-Tau was not measured, because no prompts were decoded.
+Tau was not measured.
 {% endif %}
 {% if validation -%}
 In {{ "{:.1%}".format(validation.levels[0].agreement) }} of {{ validation.positions }} drafts on
-held-out text, at the distances from the last verified token that occur in decoding, the drafter and
-the target agree on the most likely next token.
+held-out text, the drafter and the target agree on the most likely next token.
 
 {% endif -%}
-Not measured here: speed (which `jakiro bench` measures), other prompts, longer answers, other
-temperatures, and the variation between training runs with different seeds.
+Speed was not measured; `jakiro bench` measures it.
 
 ## Training
 
-{{ training.step }} optimizer steps over {{ "{:,}".format(training.tokens) }} tokens of {{ data }};
-a token that was read in several epochs is counted once per epoch.
-{{ settings.data.validation_size }} records were held out of training.
-{%- if start %}
-
-Training started with the weights of the drafter {{ start }}
+{{ training.step }} optimizer steps over {{ "{:,}".format(training.tokens) }} tokens of {{ data }}
+{{- ", from the weights of the drafter " ~ start if start }}
 {{- "; only adapters were trained, then merged" if settings.lora }}.
-{%- endif %}
 
 ```yaml
 {{ shown }}
 ```
-
-## Versions
 
 Jakiro, {{ "unknown commit" if not provenance.git else "commit " ~ provenance.git.sha }}
 {{- " with local changes" if provenance.git and provenance.git.is_dirty }}, on

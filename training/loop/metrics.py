@@ -1,16 +1,12 @@
-"""Metrics that a run writes as JSON lines and for TensorBoard, and the progress bar of a run."""
+"""Metrics that a run writes as JSON lines and for TensorBoard."""
 
 import json
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from rich.progress import Progress
-
 from jakiro.utils.files import write_atomically
 from jakiro.utils.logs import get_logger
-from jakiro.utils.progress import COLUMNS_WITH_RATE, ProgressDisplay
 
 _logger = get_logger(__name__)
 
@@ -65,20 +61,6 @@ def read_metrics(folder: Path) -> list[dict[str, Any]]:
         except ValueError:
             _logger.warning(f"{path}: left out a damaged line")
     return records
-
-
-@contextmanager
-def progress_bar(given: Progress | None, is_shown: bool) -> Iterator[Progress]:
-    """Yield the caller's progress display, or a new display on standard error.
-
-    Args:
-        given: the caller's display; None for a new display, whose tasks need a field `rate`.
-    """
-    if given is not None:
-        yield given
-        return
-    with ProgressDisplay(*COLUMNS_WITH_RATE, is_shown=is_shown) as progress:
-        yield progress
 
 
 def _innermost(record: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:

@@ -1,7 +1,7 @@
 """A training run: resumption, optimizer steps, metrics, evaluations, checkpoints, and export."""
 
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import replace
 from pathlib import Path
 from time import perf_counter
@@ -13,13 +13,14 @@ from rich.progress import Progress
 from jakiro.drafter import JakiroDrafter
 from jakiro.utils.logs import get_logger
 from jakiro.utils.pretrained import TORCH_DTYPES
+from jakiro.utils.progress import COLUMNS_WITH_RATE, ProgressDisplay
 from jakiro.utils.wording import counted
 from training.config import anchor_rule
 from training.data.sampler import Sampler
 from training.evaluation import Evaluation, score_of, summary_of
 from training.loop.checkpoint import Checkpoints, RunState
 from training.loop.export import Exporter
-from training.loop.metrics import MetricsLog, progress_bar
+from training.loop.metrics import MetricsLog
 from training.loop.run_folder import RunFolder
 from training.loop.trainer import Trainer
 from training.module import TargetReader, move_target
@@ -75,8 +76,11 @@ class Run:
             if is_finished:
                 _logger.info(f"the run in {self._folder.path} is already finished")
             else:
-                shown = progress_bar(progress, is_shown=self._processes.is_first)
-                with explain_exhaustion(self._settings.run_folder), shown as bar:
+                shown = ProgressDisplay(*COLUMNS_WITH_RATE, is_shown=self._processes.is_first)
+                with (
+                    explain_exhaustion(self._settings.run_folder),
+                    nullcontext(progress) if progress else shown as bar,
+                ):
                     self._train(bar)
             self._processes.wait()
         return self._folder.drafter

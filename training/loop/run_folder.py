@@ -169,16 +169,8 @@ class RunFolder:
         self.check(settings, facts)
         if self._is_continued(settings, facts):
             self._reopen()
-        elif self._record.exists():
-            if self.holds_work:
-                return
-            if changed := difference(self._read_record(), run_fingerprint(settings, facts)):
-                name, before, now = changed
-                _logger.info(
-                    f"{self.path} belonged to an earlier run, which had other settings and left no "
-                    f"checkpoint; this run takes over the folder ({name} was {before}, is now "
-                    f"{now})"
-                )
+        elif self._record.exists() and self.holds_work:
+            return
         with explain_failed_write("the settings of the run", self.path):
             write_provenance(self.path, settings)
             write_atomically(self._record, json.dumps(run_fingerprint(settings, facts), indent=2))

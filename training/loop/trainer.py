@@ -21,8 +21,6 @@ from training.module import Meter, TargetReader, TrainingModule
 from training.processes import Processes, import_deepspeed
 from training.setup.adapters import add_adapters, merged
 
-_SHOWN = 8  # largest number of sequences that an error lists
-
 
 class Trainer:
     """Takes optimizer steps whose result does not depend on the number of processes.
@@ -48,7 +46,7 @@ class Trainer:
         self._reader = reader
         self.engine = _build_engine(drafter, settings, processes)
         self._norm: Tensor | float = 0.0
-        self.watch = FiniteWatch(sampler, settings, processes)
+        self.watch = FiniteWatch(settings, processes)
         self.meter = Meter(
             processes,
             1 + settings.drafter.schedule.parallel_levels,
@@ -58,21 +56,26 @@ class Trainer:
 
     def step(self, number: int, elapsed: float = 0.0) -> float:
         """Take an optimizer step, and return its learning rate."""
-        batches = self._batches(number)
+        batches = self._sampler.micro_batches(
+            number,
+            self._settings.batch.micro_batch_size,
+            self._processes.rank,
+            self._processes.count,
+        )
         # DeepSpeed averages over micro-batches and processes, but the loss is a sum over them.
-        share = self._processes.count * self._accumulation / self._count_positions(batches.values())
+        share = self._processes.count * self._accumulation / self._count_positions(batches)
         rate = learning_rate(self._settings.optimizer, number, self._num_steps, elapsed)
         set_learning_rate(self.engine.optimizer, rate)
-        for first_sequence, batch in batches.items():
-            self._accumulate(first_sequence, batch, share)
+        for batch in batches:
+            self._accumulate(batch, share)
         self.watch.close(number, self._norm)
         return rate
 
-    def _accumulate(self, first_sequence: int, batch: Batch, share: Tensor) -> None:
+    def _accumulate(self, batch: Batch, share: Tensor) -> None:
         """Add the gradient of a micro-batch; after the last one, the engine takes the step."""
         on_device = batch.to(self._processes.device)
         terms = self.engine(self._reader.view(on_device), on_device, self._reader)
-        self.watch.add(first_sequence, terms.total)
+        self.watch.add(terms.total)
         self.engine.backward(terms.total * share)
         self.meter.add(terms, int((batch.documents >= 0).sum()))
         is_last = self.engine.is_gradient_accumulation_boundary()
@@ -128,12 +131,6 @@ class Trainer:
         gradients = [p.grad for p in self.engine.module.parameters() if p.grad is not None]
         return get_total_norm(gradients) if gradients else 0.0
 
-    def _batches(self, step: int) -> dict[int, Batch]:
-        """Return this process's micro-batches, by the index of their first sequence in the step."""
-        return self._sampler.micro_batches(
-            step, self._settings.batch.micro_batch_size, self._processes.rank, self._processes.count
-        )
-
     def _count_positions(self, batches: Iterable[Batch]) -> Tensor:
         count = sum(count_positions(batch) for batch in batches)
         total = torch.tensor(float(count), device=self._processes.device)
@@ -141,25 +138,22 @@ class Trainer:
 
 
 class FiniteWatch:
-    """Records which losses and gradients are not finite, without waiting for the device.
+    """Records whether losses and gradients are finite, without waiting for the device.
 
     Only `require_finite` waits for the device. The records are shared among all processes, so that
     all processes stop at the same step.
     """
 
-    def __init__(self, sampler: Sampler, settings: TrainSettings, processes: Processes) -> None:
-        self._sampler = sampler
-        self._size = settings.batch.micro_batch_size
-        self._num_batches = settings.batch.global_batch_size // self._size
+    def __init__(self, settings: TrainSettings, processes: Processes) -> None:
         # In fp16, gradients may overflow. DeepSpeed then skips the step and lowers the loss scale.
         self._may_overflow = settings.engine.dtype == "fp16"
         self._processes = processes
         self._marks = self._none()
         self._steps: list[tuple[int, Tensor]] = []
 
-    def add(self, first_sequence: int, loss: Tensor) -> None:
+    def add(self, loss: Tensor) -> None:
         """Record whether the loss of a micro-batch is finite."""
-        self._marks[first_sequence // self._size] = ~loss.detach().isfinite()
+        self._marks[0] += ~loss.detach().isfinite()
 
     def close(self, step: int, gradient_norm: Tensor | float) -> None:
         """Record whether a step's gradient norm is finite, and combine all processes' records.
@@ -170,9 +164,8 @@ class FiniteWatch:
             gradient_norm: norm of the gradient; -1 if DeepSpeed found that the norm is not finite.
         """
         if not self._may_overflow:
-            # DeepSpeed returns -1 for a norm that is not finite.
             norm = torch.as_tensor(gradient_norm).detach()
-            self._marks[-1] = ~(norm.isfinite() & (norm >= 0))
+            self._marks[1] = ~(norm.isfinite() & (norm >= 0))
         self._steps.append((step, self._processes.sum(self._marks)))
         self._marks = self._none()
 
@@ -181,33 +174,19 @@ class FiniteWatch:
         num_waiting = 0 if is_last else 1
         while len(self._steps) > num_waiting:
             step, marks = self._steps.pop(0)
-            if marked := marks.nonzero().flatten().tolist():
-                raise self._error(step, marked, latest())
-
-    def _error(self, step: int, marked: list[int], checkpoint: Path | None) -> NumericalError:
-        batches = [number for number in marked if number < self._num_batches]
-        last = checkpoint or "none yet"
-        return NumericalError(
-            f"the {'loss' if batches else 'gradient'} of step {step + 1} is not finite",
-            expected="finite numbers",
-            got=f"NaN or infinity from {self._sources(step, batches or range(self._num_batches))}",
-            # The same settings would fail again, unless the device was at fault.
-            remedy="check these records, or start a run in another run_folder with a lower "
-            "optimizer.learning_rate or with optimizer.max_grad_norm set; if the device may be at "
-            "fault, start the same run again, which repeats the steps since the last good "
-            f"checkpoint: {last}",
-        )
-
-    def _sources(self, step: int, batches: Iterable[int]) -> str:
-        sources: dict[int, str] = {}
-        for number in batches:
-            begin = number * self._size
-            sources |= self._sampler.sources(step, begin, begin + self._size)
-        named = [f"packed sequence {index + 1} ({source})" for index, source in sources.items()]
-        return ", ".join(named[:_SHOWN]) + (", ..." if len(named) > _SHOWN else "")
+            of_loss, of_gradient = marks.tolist()
+            if of_loss or of_gradient:
+                raise NumericalError(
+                    f"the {'loss' if of_loss else 'gradient'} of step {step + 1} is not finite",
+                    # The same settings would fail again, unless the device was at fault.
+                    remedy="start a run in another run_folder with a lower optimizer.learning_rate "
+                    "or with optimizer.max_grad_norm set; if the device may be at fault, start the "
+                    "same run again, which repeats the steps since the last good checkpoint: "
+                    f"{latest() or 'none yet'}",
+                )
 
     def _none(self) -> Tensor:
-        return torch.zeros(self._num_batches + 1, device=self._processes.device)
+        return torch.zeros(2, device=self._processes.device)
 
 
 def count_positions(batch: Batch) -> int:

@@ -211,9 +211,7 @@ def render(run: Estimate, memory: int, flops_per_second: float | None) -> Table:
         "tokens read": f"{run.tokens:,}",
         "an optimizer step": f"{run.flops / 1e12:,.2f} TFLOP",
     }
-    if flops_per_second is None:
-        rows["time"] = "needs --device-speed"
-    else:
+    if flops_per_second is not None:
         rate = f"{flops_per_second / 1e12:,.2f} TFLOP/s"
         rows[f"time at {rate}, at least"] = duration_text(run.minutes(flops_per_second))
     for name, value in rows.items():

@@ -24,24 +24,18 @@ from inference.protocol import AdaptiveDrafter
 from inference.trees import MOST_CANDIDATES
 from jakiro.utils.settings import Settings
 
+VISITS: Final = 150.0  # total number of visits in one search
+EXPLORATION: Final = 32.0  # c1
+EXPLORATION_GROWTH: Final = 8.0  # c2: visits before exploration grows
 _NEWTON_STEPS: Final = 4  # enough for shares with errors of about one percent
 
 
-class SearchSettings(Settings):
-    """Settings for the number of visits of a search, and for the weight of exploration."""
-
-    visits: float = Field(150.0, gt=1, le=1e9)  # total number of visits in one search
-    exploration: float = Field(32.0, gt=0, le=1e9)  # c1
-    exploration_growth: float = Field(8.0, gt=0, le=1e9)  # c2: visits before exploration grows
-
-
 class AdedSettings(Settings):
-    """Settings for learning trigrams and for searching the table."""
+    """Settings for learning trigrams, and for the size of the draft trees."""
 
     # Largest number of candidates in a tree.
     num_nodes: int = Field(24, ge=1, le=MOST_CANDIDATES)
     depth: int = Field(8, ge=1, le=MOST_CANDIDATES)  # largest number of tokens on a path
-    search: SearchSettings = SearchSettings()
     # Largest number of learned bigrams; each takes about 500 bytes, more with many successors.
     max_bigrams: int = Field(2**17, ge=1, le=2**28)
     successors: int = Field(12, ge=1, le=256)  # largest number of successors of each bigram
@@ -102,27 +96,20 @@ class TrigramProposer(TokenProposer):
         if len(token_ids) < 2:
             return Candidates.none()
         first, second = token_ids[-2:].tolist()
-        return search(self.table, first, second, num_nodes, depth, self.settings.search)
+        return search(self.table, first, second, num_nodes, depth)
 
 
-def search(
-    table: TrigramTable,
-    first: int,
-    second: int,
-    num_nodes: int,
-    depth: int,
-    settings: SearchSettings,
-) -> Candidates:
+def search(table: TrigramTable, first: int, second: int, num_nodes: int, depth: int) -> Candidates:
     """Return the most visited continuations of two tokens, in the order of their visits."""
     nodes: list[tuple[int, int, int, float]] = []  # token, parent, depth, score
     # A heap with the smallest entry first: (-visits, order, parent, depth, previous token, token).
     waiting: list[tuple[float, int, int, int, int, int]] = []
     order = 0
-    node, level, visits = ROOT, 0, settings.visits
+    node, level, visits = ROOT, 0, VISITS
     while len(nodes) < num_nodes:
         if level < depth:
             row = table.row(first, second)
-            shares = share_visits(visits, [*row.values()], settings)
+            shares = share_visits(visits, [*row.values()])
             for token, share in zip(row, shares, strict=True):
                 if share > 0:
                     heappush(waiting, (-share, order, node, level + 1, second, token))
@@ -132,11 +119,11 @@ def search(
         negative_visits, _, parent, level, first, second = heappop(waiting)
         visits = -negative_visits
         node = len(nodes)
-        nodes.append((second, parent, level, visits / settings.visits))
+        nodes.append((second, parent, level, visits / VISITS))
     return Candidates.of(nodes)
 
 
-def share_visits(visits: float, weights: list[float], settings: SearchSettings) -> list[float]:
+def share_visits(visits: float, weights: list[float]) -> list[float]:
     """Return the visits of a node's children, which add up to the visits of the node minus 1.
 
     Child c gets `n_c = max(0, C w_c / (level - w_c) - 1)` visits, where w_c is its weight and C is
@@ -147,8 +134,8 @@ def share_visits(visits: float, weights: list[float], settings: SearchSettings) 
     total = visits - 1.0
     if total <= 0.0 or not weights:
         return [0.0] * len(weights)
-    growth = settings.exploration_growth
-    factor = (settings.exploration + log((visits + growth + 1.0) / growth)) * sqrt(visits)
+    growth = log((visits + EXPLORATION_GROWTH + 1.0) / EXPLORATION_GROWTH)
+    factor = (EXPLORATION + growth) * sqrt(visits)
     # The sum of the visits is a falling, convex function of `level`. At the initial level, the
     # heaviest child alone gets all visits, so this level is not above the solution, and Newton's
     # method approaches the solution from below without passing it.

@@ -120,7 +120,7 @@ class CombinedDrafter(DelegatingDrafter, CostAware):
             if self._counter.num_resets != self._num_resets:
                 self._forget()
             if key not in self._knowledge:
-                self._knowledge[key] = Knowledge(self.settings, shape)
+                self._knowledge[key] = Knowledge(shape)
             return self._knowledge[key]
 
     def reset(self) -> None:
@@ -179,7 +179,7 @@ class CombinedSession(AdaptiveSession):
         tree = self.first.propose(self._share(limit), random)
         self._asked = tree.max_depth if len(tree.score[0]) else 0
         scores = tree.score.tolist()
-        trees, _ = tree.to_host()
+        trees = tree.to_host()
         self._pools = [self._pool(index, trees[index], scores[index], depth) for index in indices]
         self._kept = [self._best(pool, limit.num_nodes) for pool in self._pools]
         return mixed_tree(self._kept, tree)
@@ -311,4 +311,4 @@ def mixed_tree(kept: Sequence[Candidates], first: DraftTree) -> DraftTree:
         probs = SparseDistribution(
             *(pad(part, (0, 0, 0, more)) for part in (probs.ids, probs.probs))
         )
-    return to_tree(kept, first.base_length, first.step_id, probs)
+    return to_tree(kept, first.base_length, probs)

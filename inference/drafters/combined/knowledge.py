@@ -21,7 +21,9 @@ from inference.trees.shape import TreeShape
 from jakiro.utils.settings import Settings
 
 FIRST, SECOND, BOTH = range(3)  # sources that propose a candidate
-DOUBT = 6.0  # weight of the prior acceptance rate of 0.5, as a number of decoding steps
+TRUST = np.array([1.0, 0.5, 1.0])  # initial factor of a candidate's score, by its source
+# Weights of the initial rates of candidates, and of nodes of sampled trees, as numbers of trials.
+DOUBT, DOUBT_OF_NODES = 8.0, 6.0
 MEMORY = 256.0  # number of later trees after which an observation has the weight 1/e
 # Edges of the bins for the conditional probability that a source gives to its candidate.
 EDGES = np.array([0.01, 0.03, 0.06, 0.1, 0.17, 0.25, 0.35, 0.5, 0.65, 0.8, 0.92])
@@ -29,7 +31,7 @@ DEPTHS = 3  # candidates at this depth and all greater depths share rates
 
 
 class CombinedSettings(Settings):
-    """Settings for dividing a tree between two drafters, and for learning how reliable they are."""
+    """Settings for dividing a tree between two drafters."""
 
     # Largest number of candidates in a tree; None for the number of the first drafter.
     num_nodes: int | None = Field(None, ge=1, le=MOST_CANDIDATES)
@@ -37,10 +39,6 @@ class CombinedSettings(Settings):
     grafts: int = Field(3, ge=0, le=MOST_CANDIDATES)
     # Largest number of candidates in each such continuation.
     graft_nodes: int = Field(3, ge=1, le=MOST_CANDIDATES)
-    trust: float = Field(0.5, gt=0, le=1)  # initial factor of the second drafter's scores
-    doubt: float = Field(8.0, gt=0)  # weight of the initial rates, as a number of observations
-    # Number of later observations after which an observation has the weight 1/e.
-    memory: float = Field(256.0, ge=1)
 
 
 class Calibration:
@@ -51,10 +49,8 @@ class Calibration:
     score, multiplied by the trust in its source.
     """
 
-    def __init__(self, trust: tuple[float, ...], doubt: float, memory: float) -> None:
-        self.trust = np.array(trust)
-        self.doubt = doubt
-        self._learned = FadingRates((len(trust), DEPTHS, len(EDGES) + 1), memory)
+    def __init__(self) -> None:
+        self._learned = FadingRates((len(TRUST), DEPTHS, len(EDGES) + 1), MEMORY)
 
     def rates(
         self,
@@ -63,8 +59,8 @@ class Calibration:
         scores: Float64[np.ndarray, " n"],
     ) -> Float64[np.ndarray, " n"]:
         """Return the probabilities that candidates are right if their parents are right."""
-        prior = self.trust[sources] * scores
-        return self._learned.rates(_cells(sources, depths, scores), prior, self.doubt)
+        prior = TRUST[sources] * scores
+        return self._learned.rates(_cells(sources, depths, scores), prior, DOUBT)
 
     def add(
         self,
@@ -254,7 +250,7 @@ class SampledNodes:
 
     def worth(self, shape: TreeShape) -> float:
         """Return the expected number of accepted nodes of a sampled tree."""
-        return float(self._learned.rates(shape_cells(shape), 0.5, DOUBT).sum())
+        return float(self._learned.rates(shape_cells(shape), 0.5, DOUBT_OF_NODES).sum())
 
     def clear(self) -> None:
         self._learned.clear()
@@ -318,9 +314,8 @@ def shape_cells(shape: TreeShape) -> Cells:
 class Knowledge:
     """Statistics on two sources of candidates, in constant memory; thread-safe."""
 
-    def __init__(self, settings: CombinedSettings, shape: TreeShape) -> None:
-        trust = (1.0, settings.trust, 1.0)  # by source
-        self.candidates = Calibration(trust, settings.doubt, settings.memory)
+    def __init__(self, shape: TreeShape) -> None:
+        self.candidates = Calibration()
         self.sampled = SampledNodes(shape)
 
     def clear(self) -> None:

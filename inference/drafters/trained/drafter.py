@@ -186,7 +186,6 @@ class TrainedSession(DeviceSession):
         self.root: Tensor | None = None
         self.start: int | None = None  # position of the only root, if it is exact and on a CPU
         self.base_length = torch.zeros(batch, dtype=torch.long, device=drafter.target.device)
-        self.step_id = 0
 
     @property
     def is_sampled(self) -> bool:
@@ -217,15 +216,14 @@ class TrainedSession(DeviceSession):
                 the trees are empty, because candidates must not be removed after sampling.
         """
         assert self.root is not None, "advance before propose"
-        self.step_id += 1
         base_length = self.base_length
         cut = self.shape.within(budget)
         if cut is None:
-            return DraftTree.empty(base_length, self.step_id)
+            return DraftTree.empty(base_length)
         builder = TreeBuilder(cut, self.sampling, random)
         with without_cudnn(base_length.device):
             passes = self.start_tree(cut.autoregressive_levels, cut.breadth)
-            return builder.build(passes, base_length, self.step_id)
+            return builder.build(passes, base_length)
 
     def start_tree(self, num_passes: int | None = None, breadth: int | None = None) -> TreePass:
         """Return the predictor of trees below the roots, of the session's shape by default."""

@@ -47,7 +47,7 @@ def test_a_version_cut_off_at_any_byte_is_refused(folder: VersionFolder) -> None
         whole = path.read_bytes()
         for length in range(0, len(whole), 7):
             path.write_bytes(whole[:length])
-            with pytest.raises(CheckpointError, match="cannot be used"):
+            with pytest.raises(CheckpointError):
                 folder.read(1)
         path.write_bytes(whole)
     assert folder.read(1).record.number == 1
@@ -59,7 +59,7 @@ def test_a_flipped_bit_is_found(folder: VersionFolder) -> None:
     data = bytearray(path.read_bytes())
     data[-1] ^= 1
     path.write_bytes(bytes(data))
-    with pytest.raises(CheckpointError, match="expected: the hash"):
+    with pytest.raises(CheckpointError, match="was changed"):
         folder.read(1)
 
 
@@ -71,18 +71,6 @@ def test_versions_of_another_drafter_or_number_are_refused(folder: VersionFolder
     shutil.copytree(folder.path / "000002", folder.path / "000003")
     with pytest.raises(CheckpointError, match="got: version 2"):
         folder.read(3)
-
-
-def test_an_interrupted_write_leaves_no_version(
-    folder: VersionFolder, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def full(*_: object) -> None:
-        raise OSError("no space left")
-
-    monkeypatch.setattr("inference.adaptation.versions.publish", full)
-    with pytest.raises(OSError, match="no space"):
-        folder.write(_record(1, "a"), _weights())
-    assert list(folder.path.iterdir()) == []
 
 
 def test_cleaning_removes_what_a_killed_process_left_and_old_versions(
@@ -104,11 +92,3 @@ def test_a_purge_removes_what_a_tenant_may_have_taught(folder: VersionFolder) ->
     (folder.path / "000003" / "version.json").write_text("{")
     assert folder.purge("b") == [2, 3]
     assert folder.numbers == [1]
-
-
-def test_the_secret_lasts_as_long_as_the_versions(tmp_path: Path) -> None:
-    first, other = VersionFolder(tmp_path / "a", "a"), VersionFolder(tmp_path / "b", "b")
-    assert first.secret == VersionFolder(tmp_path / "a", "a").secret != other.secret
-    assert len(first.secret) == 16
-    first.clean(0)
-    assert first.secret == VersionFolder(tmp_path / "a", "a").secret

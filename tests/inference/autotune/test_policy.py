@@ -6,7 +6,7 @@ from helpers.models import tiny_drafter, tiny_llama
 from helpers.tables import no_processors
 
 from inference.autotune.costs import Costs
-from inference.autotune.policy import AutoTree, ReproducibleTree, fixed_policy, policy_for
+from inference.autotune.policy import AutoTree, ReproducibleTree, policy_for
 from inference.autotune.trees import StepCosts, TreeLearner, tree_arms
 from inference.drafters.combined.drafter import CombinedDrafter
 from inference.drafters.lookup import LookupDrafter
@@ -57,7 +57,7 @@ def test_the_costs_of_a_small_language_model_include_its_passes() -> None:
             assert arm.shape is not None
             assert arm.drafting(costs) > 0
         assert max(arm.shape.max_nodes for arm in arms if arm.shape) == small.max_nodes
-    lanes = fixed_policy(automatic, 2)
+    lanes = automatic.reproducible(2)
     assert isinstance(lanes, ReproducibleTree)
     assert lanes._auto.costs_by_threads[None].draft
     pair = CombinedDrafter(small, LookupDrafter())
@@ -72,7 +72,7 @@ def test_the_tree_size_for_a_full_batch_is_chosen_by_the_costs_of_that_batch() -
     drafter = TrainedDrafter(tiny_drafter(target), target, TreeShape())
     automatic = policy_for(target, drafter, "auto", None)
     assert isinstance(automatic, AutoTree)
-    fixed = fixed_policy(automatic, 4)
+    fixed = automatic.reproducible(4)
     assert isinstance(fixed, ReproducibleTree)
     assert fixed._auto.trees == automatic.trees
     costs = automatic.costs_by_threads[None].of_batch(4)
@@ -81,7 +81,7 @@ def test_the_tree_size_for_a_full_batch_is_chosen_by_the_costs_of_that_batch() -
     best, gain = TreeLearner(arms).best(StepCosts(costs, arms))
     assert budget == (best.budget if gain > 0 else None)
     always = policy_for(target, drafter, "fixed", None)
-    assert fixed_policy(always, 4) is always
+    assert always.reproducible(4) is always
 
 
 def test_the_number_of_threads_may_change_only_where_bits_may(
@@ -134,6 +134,6 @@ def test_servers_and_samples_with_a_seed_keep_the_number_of_threads(
     policy = policy_for(TargetAdapter(tiny_llama()), None, "auto", 2, adapts=True)
     assert isinstance(policy, AutoTree)
     assert list(policy.costs_by_threads) == [None, 1]
-    for fixed in (policy.reproducible(), fixed_policy(policy, 4)):
+    for fixed in (policy.reproducible(), policy.reproducible(4)):
         assert isinstance(fixed, AlwaysDraft)
         assert fixed.budget is fixed.threads is None

@@ -6,7 +6,6 @@ import pytest
 import torch
 from helpers.losslessness import greedy_by_transformers
 from helpers.models import tiny_llama
-from helpers.tables import no_processors
 
 from inference import SpeculativeDecoder
 from inference.autotune import threads
@@ -19,9 +18,7 @@ from inference.autotune.threads import (
     choose_threads,
     contending_threads,
 )
-from inference.draft_tree import SequenceTree
 from inference.drafters.lookup import LookupDrafter
-from inference.engine.policy import RunProgress
 from inference.protocol import Budget
 from jakiro.target.adapter import TargetAdapter
 
@@ -97,7 +94,7 @@ def test_a_step_that_was_interrupted_is_no_change_of_load() -> None:
     switch = ThreadSwitch([None, 1])
     for seconds in (1.0, 9.0, 1.0, 1.0):
         switch.learn(0, [1.0, 1.5], seconds, is_alone=True)
-    assert switch.seconds_alone(0, 1.0) < 1.3
+    assert switch._loads[0][True].recent < 1.3
 
 
 @pytest.mark.parametrize("drafter", [None, LookupDrafter()], ids=["no drafter", "lookup"])
@@ -126,16 +123,3 @@ def test_a_changing_number_of_threads_changes_no_token(
     used.clear()
     decoder.generate([1, 2, 3], max_new_tokens=60, temperature=0.8, seed=1)
     assert set(used) == {before}  # with a seed, everything stays as selected at the start
-
-
-def test_the_time_of_a_step_without_drafts_does_not_depend_on_steps_with_drafts() -> None:
-    costs = Costs(verify={0: 0.02, 8: 0.021}, draft={})
-    run = AutoTree(Budget(8), costs).new_run(no_processors(), 1)
-    tree = SequenceTree([0], [-1], [1], [0], [], {}, {}, {})
-    for _ in range(600):
-        budget = run.next_budget(RunProgress())
-        run.learn(
-            [tree] if budget else [], [[0]] if budget else [], 0.3 if budget else 0.06, budget
-        )
-    assert run.autoregressive_seconds == pytest.approx(0.06, rel=0.1)
-    assert AutoTree(None, costs).new_run(no_processors(), 1).autoregressive_seconds is None

@@ -14,11 +14,11 @@ from jakiro.errors import ConfigError
     ("text", "fields"),
     [
         ("autoregressive", {}),
+        ("transformers-lookup=5", {"path": "5"}),
         ("drafter=runs/a,candidates=12,tree=fixed", {"path": "runs/a", "candidates": 12}),
         ("drafter=b,name=other", {"path": "b", "name": "other", "tree": "auto"}),
         ("drafter=b,tree=auto,name=auto", {"path": "b", "name": "auto", "tree": "auto"}),
         ("drafter=b,tree=deterministic", {"path": "b", "tree": "deterministic"}),
-        ("drafter=b,tree=sampled,candidates=7", {"path": "b", "tree": "sampled", "candidates": 7}),
         ("drafter=b,levels=8,candidates=7", {"path": "b", "levels": 8, "candidates": 7}),
         ("lm=small,candidates=12", {"path": "small", "candidates": 12}),
         ("aded", {"tree": "auto"}),
@@ -53,11 +53,12 @@ def test_a_second_drafter_stands_before_the_other(text: str, fields: dict[str, A
     [
         (["plan"], "one of transformers"),
         (["drafter"], "drafter=PATH"),
+        (["transformers-lookup=many"], "transformers-lookup=N"),
         (["autoregressive=path"], "autoregressive without a path"),
-        (["drafter=a,tree=large"], "'auto', 'fixed', 'deterministic' or 'sampled'"),
+        (["drafter=a,tree=large"], "'auto', 'fixed' or 'deterministic'"),
         (["drafter=a,candidates=0"], "greater than or equal to 1"),
         (["drafter=a,levels=8"], "only the options"),
-        (["lookup,tree=sampled"], "tree=auto or tree=fixed with lookup"),
+        (["lookup,tree=deterministic"], "tree=auto or tree=fixed with lookup"),
         (["drafter=a,merged-repeats=8"], "merged-repeats only with deterministic trees"),
         (["drafter=a,tree=auto,candidates=3"], "selects the number of candidates"),
         (["drafter=a", "drafter=b"], "two methods are called drafter"),
@@ -66,10 +67,3 @@ def test_a_second_drafter_stands_before_the_other(text: str, fields: dict[str, A
 def test_a_wrong_name_is_refused_with_what_was_expected(texts: list[str], expected: str) -> None:
     with pytest.raises(ConfigError, match=expected):
         parse_methods(texts)
-
-
-def test_a_path_that_exists_may_look_like_an_option(tmp_path: Path) -> None:
-    path = tmp_path / "a,b=c"
-    path.mkdir()
-    (method,) = parse_methods([f"drafter={path},name=mine"])
-    assert (method.path, method.name) == (str(path), "mine")

@@ -74,7 +74,6 @@ def pair(request: pytest.FixtureRequest) -> Iterator[Pair]:
     decoder = trained_decoder(**TRUNKS[request.param])
     settings: dict[str, Any] = {
         "remote_sessions": 64,
-        "remote_sessions_per_key": 64,
         "remote_idle_seconds": 2.0,
     }
     settings |= {"capacity": 400}

@@ -3,9 +3,7 @@
 from pathlib import Path
 from typing import Any
 
-import httpx2
 import pytest
-from helpers.false_server import Made, false_server
 from helpers.models import tiny_llama
 from helpers.remote import opening
 from helpers.serving import Running
@@ -103,12 +101,9 @@ def _info(**fields: Any) -> VerifierInfo:
     known = {
         "model": "tiny",
         "fingerprint": "a",
-        "target": "b",
         "tokenizer": "c",
         "has_template": False,
         "vocab_size": 61,
-        "capacity": 100,
-        "limits": TreeLimits(),
     }
     return VerifierInfo(**{**known, **fields})
 
@@ -123,14 +118,6 @@ def test_drafters_without_a_model_have_names() -> None:
 def test_other_drafters_are_refused(name: str) -> None:
     with pytest.raises(ConfigError, match="lookup, aded, lm=MODEL, none, or a folder"):
         device_drafter(name, _info())
-
-
-@pytest.mark.parametrize("name", ["smollm2-135m-instruct", "a folder"])
-def test_a_drafter_that_was_not_exported_is_named(name: str, tmp_path: Path) -> None:
-    (tmp_path / "config.json").write_text("{}")
-    own = str(tmp_path) if name == "a folder" else name
-    with pytest.raises(ConfigError, match=r"run jakiro export --to device .* --out FOLDER"):
-        device_drafter(own, _info())
 
 
 @pytest.fixture(scope="module")
@@ -157,30 +144,3 @@ def test_a_small_model_with_another_tokenizer_is_refused(folder: Path) -> None:
     own = tokenizer_fingerprint(tiny_tokenizer(None))
     with pytest.raises(TargetMismatch, match="does not have the tokenizer of the server's target"):
         device_drafter(f"lm={folder}", _info(tokenizer=own[::-1]))
-
-
-def _stating(server: Running, vocab_size: int) -> Made:
-    """Return the server's description of its target with another size of the vocabulary."""
-    found = httpx2.get(f"{server.url}/verify").json()
-    return Made(body={**found, "vocab_size": vocab_size})
-
-
-@pytest.mark.parametrize("change", [-50, 5_000])
-def test_a_vocabulary_that_does_not_fit_the_small_model_is_refused(
-    server: Running, decoder: SpeculativeDecoder, change: int
-) -> None:
-    model: Any = decoder.target.model
-    size = decoder.target.spec.vocab_size
-    drafter = SmallLMDrafter(model, model)
-    with (
-        false_server(lambda _path, _body: Made(500), _stating(server, size + change)) as url,
-        pytest.raises(TargetMismatch, match=rf"expected: {size} to .*; got: {size + change}; rem"),
-    ):
-        RemoteDecoder(url, drafter)
-
-
-def test_a_padded_vocabulary_fits_the_small_model(folder: Path, server: Running) -> None:
-    size = len(tiny_tokenizer(None))
-    for change in (0, 1, 2_000):
-        with false_server(lambda _path, _body: Made(500), _stating(server, size + change)) as url:
-            RemoteDecoder(url, f"lm={folder}", dtype="float32").close()

@@ -8,7 +8,6 @@ from typing import Any
 import httpx2
 import numpy as np
 import pytest
-import torch
 from helpers.bad_network import PASSED, bad_network
 from helpers.chi_square import p_value, probs_of_continuations
 from helpers.models import tiny_drafter, tiny_settings
@@ -20,7 +19,7 @@ from inference.device import RemoteDecoder
 from inference.device.text import RemoteOutput
 from inference.drafters.trained.drafter import TrainedDrafter
 from inference.remote.messages import RowEncoding
-from inference.serving.remote.verification_session import MemorySource
+from inference.serving.verification_session import MemorySource
 from jakiro.drafter import JakiroDrafter
 from jakiro.errors import ConfigError, TargetMismatch
 
@@ -95,21 +94,6 @@ def test_sampled_text_follows_the_same_distribution_with_int8_rows(
     assert p_value(counts, probs) > 1e-3
 
 
-def test_drafters_with_the_same_encoders_may_differ_elsewhere(
-    moa: SpeculativeDecoder, moa_server: Running
-) -> None:
-    drafter = drafter_apart(moa)
-    with torch.no_grad():
-        drafter.model.trunk.self_attention.output.weight.mul_(-1.0)
-    try:
-        with RemoteDecoder(moa_server.url, drafter) as remote:
-            output = remote.generate(PROMPT, **OPTIONS["greedy"])
-    finally:
-        with torch.no_grad():
-            drafter.model.trunk.self_attention.output.weight.mul_(-1.0)
-    assert output.new_token_ids == _alone(moa, OPTIONS["greedy"]).new_token_ids
-
-
 def test_a_drafter_with_other_encoders_is_refused(
     moa: SpeculativeDecoder, moa_server: Running
 ) -> None:
@@ -135,23 +119,6 @@ def test_a_drafter_with_layers_of_the_target_is_refused(
     own = tiny_drafter(moa.target, tiny_settings(tail_layers=1, combine="sum", parallel_levels=0))
     with pytest.raises(ConfigError, match="the target's last layers, which stay on the server"):
         RemoteDecoder(moa_server.url, TrainedDrafter.for_target(own, moa.target))
-
-
-def test_another_server_with_another_drafter_cannot_go_on(
-    moa: SpeculativeDecoder, moa_server: Running
-) -> None:
-    with running(trained_decoder(**KINDS["feedback"]), remote_sessions=1) as other:
-
-        def schedule(number: int, _path: str) -> str:
-            network.server = moa_server.root if number < 4 else other.root
-            return PASSED
-
-        with (
-            bad_network(moa_server.root, schedule) as network,
-            _remote(moa, network.url) as remote,
-            pytest.raises(TargetMismatch, match="cannot encode the memory"),
-        ):
-            remote.generate(PROMPT, **OPTIONS["greedy"])
 
 
 @pytest.mark.parametrize(

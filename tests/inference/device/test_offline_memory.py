@@ -23,11 +23,10 @@ from inference.device.offline_text import (
 )
 from inference.drafters.trained.memory import row_format
 from inference.engine.context import Context
-from inference.remote.integer_distribution import TOTAL
 from inference.remote.memory_rows import RowFormat
 from inference.remote.messages import OpenSession, TreeLimits
+from inference.sampling.integer_distribution import TOTAL
 from inference.sampling.options import Sampling
-from jakiro.errors import ResourceError
 from jakiro.target.step import chain_step
 
 PROMPT = [5, 6, 7, 5, 6, 7, 5]
@@ -134,9 +133,3 @@ def test_nothing_is_written_without_the_memory_of_the_prompt(
     writer = AloneWriter(_drafting(moa, num_rows, False), prompt, 2, 1, 10)
     assert writer.next([]) is None
     writer.stop()
-
-
-def test_memory_in_another_precision_than_at_first_is_named() -> None:
-    drafting = _drafting(trained_decoder(), 3, samples=False)
-    with pytest.raises(ResourceError, match="connect again"):
-        drafting.add_rows(np.zeros((1, 2), np.uint8))

@@ -5,10 +5,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from copy import deepcopy
 from pathlib import Path
-from threading import Event
 from typing import Any
 
-import httpx2
 import pytest
 import torch
 from helpers.bad_network import LOST, PASSED, Schedule, bad_network
@@ -16,24 +14,21 @@ from helpers.chi_square import p_value, probs_of_continuations
 from helpers.models import tiny_llama
 from helpers.offline import InProcessLink
 from helpers.quick import mostly_slow
-from helpers.raw_http import wait_until
 from helpers.serving import Running, running
 from helpers.tokenizers import tiny_tokenizer
 
 from inference import SpeculativeDecoder
 from inference.device import RemoteDecoder
-from inference.device.link import ServerLink
 from inference.device.offline_text import (
     OfflineOutput,
     OfflineText,
     OfflineWriting,
 )
 from inference.device.text import RemoteStep
-from inference.drafters.lookup import LookupDrafter
 from inference.drafters.small_lm import SmallLMDrafter, SmallLMSettings
 from inference.protocol import Drafter
-from inference.remote.messages import OpenSession, SessionOpened
-from jakiro.errors import ConfigError, ResourceError
+from inference.remote.messages import OpenSession
+from jakiro.errors import ResourceError
 from jakiro.target.ends import DESCRIPTION_FILE
 
 PROMPT = [5, 6, 7, 5, 6, 7, 5]
@@ -137,30 +132,6 @@ def test_a_text_whose_server_never_returns_ends_with_what_is_unverified(
     assert output.new_token_ids == expected[:known]
     assert unverified == expected[known : known + len(unverified)]  # the drafter is the target
     assert output.provisional.num_retracted == 0
-
-
-def test_a_text_that_nothing_was_written_for_ends_with_what_was_verified(
-    decoder: SpeculativeDecoder, server: Running
-) -> None:
-    prompt = [5, 6, 7, 8, 9]
-    with (
-        bad_network(server.root, _down(3, 10**6)) as network,
-        RemoteDecoder(network.url, LookupDrafter(), offline=NOW, patience=0.1) as remote,
-    ):
-        output = remote.generate(prompt, **GREEDY)
-    assert isinstance(output, OfflineOutput)
-    assert not output.is_verified
-    assert isinstance(output.error, ResourceError)
-    expected = decoder.generate(prompt, **GREEDY).new_token_ids
-    assert output.new_token_ids == expected[: len(output.new_token_ids)] != []
-
-
-@pytest.mark.parametrize("drafter", [None, "none"])
-def test_without_a_drafter_nothing_can_be_written_alone(
-    server: Running, drafter: str | None
-) -> None:
-    with pytest.raises(ConfigError, match="nothing can be written"):
-        RemoteDecoder(server.url, drafter, offline=NOW)
 
 
 def test_a_named_model_has_the_tokenizer_of_provisional_text(
@@ -309,28 +280,3 @@ def test_sampled_text_with_an_end_follows_the_targets_distribution(
             found[tuple(output.new_token_ids)] += 1
     assert p_value(found, probs) > 0.001  # type: ignore[arg-type]
     assert sum(count for tokens, count in found.items() if len(tokens) < 4) > 30
-
-
-def test_a_session_that_opens_after_the_end_of_a_text_is_closed(
-    server: Running, good: SmallLMDrafter, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    may_open, opened, ended = Event(), ServerLink.open, list[str]()
-    answers: list[SessionOpened] = []
-
-    def late(self: ServerLink, *arguments: Any) -> SessionOpened:
-        if answers:
-            may_open.wait()
-        answers.append(opened(self, *arguments))
-        return answers[-1]
-
-    monkeypatch.setattr(ServerLink, "open", late)
-    monkeypatch.setattr(ServerLink, "submit", lambda *_: None)  # the session is lost
-    monkeypatch.setattr(ServerLink, "end", lambda _, session: ended.append(session))
-    with RemoteDecoder(server.url, good, offline=NOW) as remote:
-        steps = remote.steps(PROMPT, **GREEDY)
-        assert [next(steps).is_verified, next(steps).is_verified] == [True, False]
-        steps.close()
-        may_open.set()
-        wait_until(lambda: len(answers) == 2 and answers[1].session in ended)
-    for opened_session in answers:  # for the other tests, which share the server
-        httpx2.delete(f"{server.url}/verify/sessions/{opened_session.session}")

@@ -10,13 +10,11 @@ from helpers.remote import mixed, opening, sequence_tree, tensors
 from inference.device.drafting import DeviceDrafting
 from inference.device.offline_text import AloneWriter, ProvisionalText, ProvisionalToken, alone_key
 from inference.draft_tree import ROOT
-from inference.drafters.aded.drafter import AdedDrafter
-from inference.drafters.lookup import LookupDrafter
 from inference.drafters.small_lm import SmallLMDrafter
 from inference.protocol import Drafter
-from inference.remote.integer_distribution import TOTAL
 from inference.remote.messages import OpenSession, TreeLimits
 from inference.remote.tree_frame import decode_step, encode_step
+from inference.sampling.integer_distribution import TOTAL
 from inference.sampling.random_numbers import random_stream
 
 TOKENS = [
@@ -118,12 +116,6 @@ def test_sampled_tokens_keep_their_distributions(model: Any) -> None:
     for token in tokens:
         assert sum(token.weights) == TOTAL
         assert token.weights[token.ids.index(token.token_id)] > 0
-
-
-@pytest.mark.parametrize("drafter", [LookupDrafter(), AdedDrafter()], ids=repr)
-def test_found_text_is_repeated(drafter: Drafter) -> None:
-    found = [token.token_id for token in _written(_drafting(drafter), 5)]
-    assert found == [6, 7, 8, 5, 6]
 
 
 def test_nothing_is_written_without_a_drafter() -> None:

@@ -13,12 +13,13 @@ from helpers.serving import Running, running
 from inference import SpeculativeDecoder
 from inference.device import RemoteDecoder
 from inference.device import link as server_link
+from inference.device.link import AnsweredStep, SessionGone
 from inference.device.text import RemoteOutput, RemoteText
 from inference.draft_tree import ROOT
 from inference.drafters.lookup import LookupDrafter
 from inference.remote.messages import MessageError, OpenSession
 from inference.remote.tree_frame import encode_step
-from jakiro.errors import ConfigError, ResourceError
+from jakiro.errors import ResourceError
 
 PROMPT = [5, 6, 7, 5, 6, 7, 5]
 OPTIONS: dict[str, dict[str, Any]] = {
@@ -66,7 +67,7 @@ def test_a_connection_that_dies_without_a_sign_is_replaced(
 @pytest.fixture
 def roomy(decoder: SpeculativeDecoder) -> Iterator[Running]:
     """A server for clients that cannot end their sessions."""
-    with running(decoder, remote_sessions=8, remote_sessions_per_key=8) as found:
+    with running(decoder, remote_sessions=8) as found:
         yield found
 
 
@@ -104,17 +105,11 @@ def test_a_text_that_stops_before_its_first_token_is_an_error(server: Running) -
         remote.generate(PROMPT, **OPTIONS["greedy"])
 
 
-def test_another_behavior_without_a_connection_is_refused() -> None:
-    # a TypeError, if the types of arguments are checked
-    with pytest.raises((ConfigError, TypeError), match="offline"):
-        RemoteDecoder("http://127.0.0.1:1", offline="stopp")  # type: ignore[arg-type]
-
-
 class _Forgetful(InProcessLink):
     """A server that forgets every session before its first step."""
 
-    def submit(self, *_: object) -> None:  # type: ignore[override]
-        """Return that the session is gone."""
+    def submit(self, *_: object) -> AnsweredStep:
+        raise SessionGone
 
 
 def test_sessions_that_are_lost_again_and_again_end_the_text(decoder: SpeculativeDecoder) -> None:

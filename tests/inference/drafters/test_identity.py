@@ -6,7 +6,9 @@ from helpers.models import tiny_drafter, tiny_llama
 
 from inference.drafters.aded.drafter import AdedDrafter
 from inference.drafters.aded.table import TrigramIndex
+from inference.drafters.combined.drafter import CombinedDrafter
 from inference.drafters.delegating import DelegatingDrafter
+from inference.drafters.lookup import LookupDrafter, LookupSettings
 from inference.drafters.trained.drafter import TrainedDrafter
 from inference.loading import identity_of
 from jakiro.target.adapter import TargetAdapter
@@ -33,6 +35,9 @@ def _index(key: int = 1, token: int = 2, weight: float = 0.5) -> TrigramIndex:
 
 def test_another_table_is_another_drafter() -> None:
     tables = [None, _index(), _index(key=2), _index(token=3), _index(weight=1.0)]
-    found = [identity_of(DelegatingDrafter(AdedDrafter(index=index))) for index in tables]
+    drafters = [DelegatingDrafter(AdedDrafter(index=index)) for index in tables]
+    others = [LookupDrafter(), LookupDrafter(LookupSettings(num_nodes=9)), AdedDrafter()]
+    pairs = [CombinedDrafter(_trained(), second) for second in others]
+    found = [identity_of(drafter) for drafter in (*drafters, *others, *pairs)]
     assert all(found.count(own) == 1 for own in found)
     assert identity_of(AdedDrafter(index=_index())) == identity_of(AdedDrafter(index=_index()))

@@ -1,7 +1,6 @@
 """The lookup drafter: its longest matches, their continuations, and the resulting tree."""
 
 import numpy as np
-import pytest
 from helpers.candidates import assert_well_formed
 from hypothesis import given
 from hypothesis import strategies as st
@@ -65,13 +64,9 @@ def test_trees_hold_different_siblings_below_likelier_parents(
     assert_well_formed(found, num_nodes, depth)
 
 
-@pytest.mark.parametrize("longest", [8, 2000])
-def test_scores_stay_positive_whatever_underflows(longest: int) -> None:
-    settings = LookupSettings(
-        longest=longest, growth=1e9, recency=1e-30, discount=1e-30, shortest=1
-    )
-    text = _ids(*[0, 1] * 40, 2, 1, 0, 1)
-    found = LookupDrafter(settings).draft(text, 60, 12)
+def test_scores_stay_positive_whatever_underflows() -> None:
+    text = _ids(*[0, 1] * 1000, 2, *[0, 1] * 1000)
+    found = LookupDrafter(LookupSettings(longest=2000)).draft(text, 60, 12)
     assert len(found.token_ids) > 12
     assert_well_formed(found, 60, 12)
     assert np.isfinite(np.log(found.scores)).all()

@@ -1,5 +1,6 @@
-"""Drafters that need no training keep the target's tokens and distribution in every call."""
+"""All drafters but trained ones alone keep the target's tokens and distribution in every call."""
 
+from collections import Counter
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
@@ -13,55 +14,113 @@ from helpers.losslessness import (
     assert_follows_distribution,
     greedy_by_transformers,
 )
-from helpers.models import tiny_llama
+from helpers.models import tiny_drafter, tiny_llama, tiny_settings
+from helpers.quick import mostly_slow
 from helpers.tables import Tables, no_processors, two_step_error
-from transformers import LogitsProcessorList
+from helpers.variants import VARIANTS
+from transformers import LlamaForCausalLM, LogitsProcessorList
 
 from inference import SpeculativeDecoder
 from inference.draft_tree import CandidateKind, DraftTree
 from inference.drafters.aded.drafter import AdedDrafter, AdedSettings
 from inference.drafters.candidates import to_tree
+from inference.drafters.combined.drafter import CombinedDrafter
+from inference.drafters.combined.knowledge import CombinedSettings
 from inference.drafters.lookup import LookupDrafter, LookupSettings
+from inference.drafters.repeating import RepeatingDrafter, RepeatSettings
+from inference.drafters.small_lm import SmallLMDrafter, SmallLMSettings
+from inference.drafters.trained.drafter import TrainedDrafter
 from inference.protocol import Budget, Committed, Drafter, DraftSession
 from inference.sampling.options import Sampling
 from inference.sampling.random_numbers import StepRandom
 from inference.trees.shape import TreeShape
+from jakiro.target.adapter import TargetAdapter
 
 PROMPTS = [[1, 2, 3, 1, 2], [4, 5, 6, 7, 8, 9, 10], [3], [9, 9, 1, 2, 3, 4, 9, 9, 1]]
-DRAFTERS: dict[str, Callable[[], AdedDrafter | LookupDrafter]] = {
+UNTRAINED: dict[str, Callable[[], AdedDrafter | LookupDrafter]] = {
     "aded": lambda: AdedDrafter(AdedSettings(num_nodes=12, depth=5)),
     "lookup": lambda: LookupDrafter(LookupSettings(num_nodes=12, depth=5)),
 }
+TREE = TreeShape(autoregressive_levels=2, parallel_levels=1, children=2, breadth=2, sampled=True)
+SIZES = CombinedSettings(num_nodes=14)
+REPEATS = RepeatSettings(num_nodes=14, depth=6, before=0)
 
 
-@pytest.fixture(params=DRAFTERS)
+def _trained(model: LlamaForCausalLM, sampled: bool = True) -> TrainedDrafter:
+    target, tree = TargetAdapter(model), TREE.model_copy(update={"sampled": sampled})
+    return TrainedDrafter(tiny_drafter(target, tiny_settings()), target, tree)
+
+
+def _block(model: LlamaForCausalLM) -> TrainedDrafter:
+    target, tree = TargetAdapter(model), TREE.model_copy(update={"autoregressive_levels": 1})
+    return TrainedDrafter(tiny_drafter(target, VARIANTS["block"]), target, tree)
+
+
+def _small(model: LlamaForCausalLM) -> SmallLMDrafter:
+    other = tiny_llama(vocab=model.config.vocab_size, num_hidden_layers=1)
+    return SmallLMDrafter(other, model, SmallLMSettings(depth=3, children=2, breadth=2))
+
+
+def _resting(drafter: CombinedDrafter) -> CombinedDrafter:
+    """Let the first drafter rest in many steps: it takes as long as a step of the target."""
+    drafter.use_costs(lambda _: 1.0, {1: 0.5, 2: 1.0})
+    return drafter
+
+
+DRAFTERS: dict[str, Callable[[LlamaForCausalLM], Drafter]] = {
+    **{name: lambda _, make=make: make() for name, make in UNTRAINED.items()},
+    "small": _small,
+    "trained and aded": lambda model: CombinedDrafter(_trained(model), AdedDrafter(), SIZES),
+    "small and lookup": lambda model: CombinedDrafter(_small(model), LookupDrafter(), SIZES),
+    "repeated aded": lambda _: RepeatingDrafter(AdedDrafter(AdedSettings(num_nodes=8)), REPEATS),
+    "repeated pair": lambda model: RepeatingDrafter(
+        CombinedDrafter(_trained(model, sampled=False), LookupDrafter()), REPEATS
+    ),
+    "block and lookup": lambda model: CombinedDrafter(_block(model), LookupDrafter(), SIZES),
+    "deterministic and aded": lambda model: CombinedDrafter(
+        _trained(model, sampled=False), AdedDrafter(), SIZES
+    ),
+    "resting and lookup": lambda model: _resting(CombinedDrafter(_trained(model), LookupDrafter())),
+}
+QUICK = [*DRAFTERS][:-2]
+
+
+@pytest.fixture(params=UNTRAINED)
 def drafter(request: pytest.FixtureRequest) -> Drafter:
-    return DRAFTERS[request.param]()
+    return UNTRAINED[request.param]()
 
 
-def test_greedy_tokens_equal_those_of_transformers(drafter: Drafter) -> None:
+@pytest.mark.parametrize("name", mostly_slow(DRAFTERS, quick=QUICK))
+def test_greedy_tokens_equal_those_of_transformers_alone_and_together(name: str) -> None:
     model = tiny_llama(vocab=11)
+    drafter = DRAFTERS[name](model)
     decoder = SpeculativeDecoder(model, drafter, tree="fixed")
-    accepted = 0
-    for prompt in PROMPTS:
-        output = decoder.generate(prompt, max_new_tokens=24)
-        assert output.sequences[0].tolist() == greedy_by_transformers(model, prompt, 24)
-        accepted += output.stats.accepted.total()
-    assert accepted > 0
+    expected = [greedy_by_transformers(model, prompt, 20) for prompt in PROMPTS]
+    accepted = Counter[int]()
+    for prompt, tokens in zip(PROMPTS, expected, strict=True):
+        output = decoder.generate(prompt, max_new_tokens=20)
+        assert output.sequences[0].tolist() == tokens
+        accepted += output.stats.accepted_by_proposer
+    assert accepted.total() > 0
+    if isinstance(drafter, CombinedDrafter):
+        assert accepted[drafter.second_id] > 0
+    together = decoder.generate_batch(PROMPTS, max_new_tokens=20)
+    assert [output.sequences[0].tolist() for output in together] == expected
+    assert_conversation_goes_on(decoder, model)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", DRAFTERS)
 def test_sampled_sequences_have_the_target_distribution(name: str) -> None:
     model = tiny_llama(vocab=23, initializer_range=0.15)
-    decoder = SpeculativeDecoder(model, DRAFTERS[name](), tree="fixed")
-    stats = assert_follows_distribution(decoder, model, 1.0, samples=2 * SAMPLES)
-    assert stats.accepted.total() > 20
+    decoder = SpeculativeDecoder(model, DRAFTERS[name](model), tree="fixed")
+    accepted = assert_follows_distribution(decoder, model, 1.0, samples=2 * SAMPLES)
+    assert accepted.accepted_by_proposer.total() > 20
 
 
-@pytest.mark.parametrize("name", DRAFTERS)
+@pytest.mark.parametrize("name", UNTRAINED)
 def test_deterministic_trees_keep_the_target_distribution_exactly(name: str) -> None:
-    drafter = DRAFTERS[name]()
+    drafter = UNTRAINED[name]()
     session = drafter.new_session(Sampling(LogitsProcessorList(), do_sample=True), capacity=64)
     tokens = [0, 1, 2, 0, 1, 3, 0, 1, 2, 3, 0, 1]
     session.advance(_committed(tokens))
@@ -72,7 +131,7 @@ def test_deterministic_trees_keep_the_target_distribution_exactly(name: str) -> 
     assert set(tree.kind.flatten().tolist()) == {CandidateKind.DETERMINISTIC}
 
     def ours(other: DraftTree) -> DraftTree:
-        return to_tree(proposed, other.base_length, 0)
+        return to_tree(proposed, other.base_length)
 
     shape = TreeShape(autoregressive_levels=1, parallel_levels=0, children=2, breadth=1)
     assert two_step_error(Tables(4, 1, seed=3), shape, no_processors(), ours) < 1e-9
@@ -105,15 +164,9 @@ def test_a_session_takes_tokens_in_once_and_refuses_gaps(drafter: Drafter) -> No
     session.close()
 
 
-def test_a_conversation_goes_on_where_it_was(drafter: Drafter) -> None:
-    model = tiny_llama(vocab=11)
-    decoder = SpeculativeDecoder(model, drafter, tree="fixed")
-    assert_conversation_goes_on(decoder, model)
-
-
 def test_learned_trigrams_are_kept_until_a_reset() -> None:
     model = tiny_llama(vocab=11)
-    aded = DRAFTERS["aded"]()
+    aded = UNTRAINED["aded"]()
     decoder = SpeculativeDecoder(model, aded, tree="fixed")
     taus = [decoder.generate([4, 5, 6, 7], max_new_tokens=15).stats.tau for _ in range(2)]
     assert taus[1] > taus[0]

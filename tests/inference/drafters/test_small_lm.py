@@ -1,32 +1,39 @@
 """A small language model as the drafter: the output is the target's, and the cache is exact."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
 import torch
 from helpers.drafting import commit_of
 from helpers.losslessness import (
-    assert_conversation_goes_on,
     assert_follows_distribution,
     greedy_by_transformers,
 )
 from helpers.models import tiny_llama
-from helpers.tables import Tables, no_processors, two_step_error
+from helpers.tables import frontier_of
 from helpers.tokenizers import tiny_tokenizer
 from transformers import LlamaForCausalLM, LogitsProcessorList
 from transformers.generation import TemperatureLogitsWarper
 
 from inference import SpeculativeDecoder
 from inference.draft_tree import CandidateKind, DraftTree
-from inference.drafters.small_lm import SmallLMDrafter, SmallLMSession, SmallLMSettings
+from inference.drafters.small_lm import (
+    WAITING,
+    LMPass,
+    SmallLMDrafter,
+    SmallLMSession,
+    SmallLMSettings,
+)
 from inference.protocol import Budget, Committed
 from inference.sampling.options import Sampling
 from inference.sampling.random_numbers import StepRandom
+from inference.trees.builder import TreeLevel
 from jakiro.errors import CheckpointError, TargetMismatch
 
 GREEDY = Sampling(LogitsProcessorList(), do_sample=False)
-PROMPTS = [[1, 2, 3, 1, 2], [4, 5, 6, 7, 8, 9, 10], [3], [9, 9, 1, 2, 3, 4, 9, 9, 1]]
+VOCAB = 61
+START = [1, 2, 3, 4]
 
 
 @pytest.fixture(autouse=True)
@@ -51,26 +58,6 @@ def _drafter(model: LlamaForCausalLM, **settings: object) -> SmallLMDrafter:
     return SmallLMDrafter(_small(model), model, SmallLMSettings(**settings))
 
 
-@pytest.mark.parametrize(("depth", "children", "breadth"), [(3, 4, 3), (4, 1, 1)])
-def test_greedy_tokens_equal_those_of_transformers(depth: int, children: int, breadth: int) -> None:
-    model = tiny_llama(vocab=31)
-    drafter = _drafter(model, depth=depth, children=children, breadth=breadth)
-    decoder = SpeculativeDecoder(model, drafter, tree="fixed")
-    accepted = 0
-    for prompt in PROMPTS:
-        output = decoder.generate(prompt, max_new_tokens=20)
-        assert output.sequences[0].tolist() == greedy_by_transformers(model, prompt, 20)
-        accepted += output.stats.accepted.total()
-    assert accepted > 20
-
-
-@pytest.mark.slow
-def test_sampled_sequences_have_the_target_distribution() -> None:
-    model = tiny_llama(vocab=23, initializer_range=0.15)
-    decoder = SpeculativeDecoder(model, _drafter(model), tree="fixed")
-    assert assert_follows_distribution(decoder, model, 0.8).accepted.total() > 200
-
-
 def _spoilt(model: LlamaForCausalLM, tokens: slice) -> SmallLMDrafter:
     """Return a drafter whose small model has NaN logits after some tokens."""
     drafter = _drafter(model)  # refuses a model with NaN, so NaN comes after
@@ -93,12 +80,6 @@ def test_a_small_model_with_nan_costs_speed_but_not_exactness(samples: int, batc
     assert silent.generate([1, 2], max_new_tokens=9).sequences[0].tolist() == (
         greedy_by_transformers(model, [1, 2], 9)
     )
-
-
-# Trees of other sizes are enumerated in tests/inference/engine/test_accept.py.
-def test_sampled_trees_keep_the_target_distribution_exactly() -> None:
-    shape = SmallLMSettings(depth=2, children=3, breadth=1).shape(sampled=True)
-    assert two_step_error(Tables(3, 1, seed=4), shape, no_processors()) < 1e-9
 
 
 def test_draft_probs_are_processed_like_those_of_the_target() -> None:
@@ -126,13 +107,13 @@ def test_after_rejections_the_cache_is_that_of_a_fresh_prefill() -> None:
     drafter = _drafter(model)
     session = drafter.new_session(GREEDY, capacity=100)
     tokens = [1, 2, 3, 4]
-    session.advance(_committed(tokens, 3))
+    session.advance(_committed([tokens], [3]))
     for taken in (0, 2, 1, 3, 2):
         tree = session.propose(Budget(28), StepRandom())
         tokens += [*_some_path(tree, taken), 7]
-        session.advance(_committed(tokens, taken + 1))
+        session.advance(_committed([tokens], [taken + 1]))
         fresh = drafter.new_session(GREEDY, capacity=100)
-        fresh.advance(_committed(tokens, len(tokens) - 1))
+        fresh.advance(_committed([tokens], [len(tokens) - 1]))
         again, expected = (each.propose(Budget(28), StepRandom()) for each in (session, fresh))
         assert again.token_ids.tolist() == expected.token_ids.tolist()
         torch.testing.assert_close(again.score, expected.score, atol=1e-5, rtol=1e-5)
@@ -172,12 +153,6 @@ def test_trees_end_where_the_small_model_has_no_more_positions() -> None:
     assert max(position for position, depth in enumerate(output.depths, start=3) if depth) <= 16
 
 
-def test_a_conversation_goes_on_where_it_was() -> None:
-    model = tiny_llama(vocab=31)
-    decoder = SpeculativeDecoder(model, _drafter(model), tree="fixed")
-    assert_conversation_goes_on(decoder, model)
-
-
 def test_another_tokenizer_is_refused(tmp_path: Path) -> None:
     tokenizer = tiny_tokenizer()
     model = tiny_llama(vocab=len(tokenizer))
@@ -197,7 +172,7 @@ def _proposed(
     drafter: SmallLMDrafter, tokens: list[int], sampling: Sampling, budget: Budget
 ) -> DraftTree:
     session: SmallLMSession = drafter.new_session(sampling, capacity=64)
-    session.advance(_committed(tokens, len(tokens) - 1))
+    session.advance(_committed([tokens], [len(tokens) - 1]))
     return session.propose(budget, StepRandom([(5,)]))
 
 
@@ -210,8 +185,113 @@ def _some_path(tree: DraftTree, length: int) -> list[int]:
     return [row.token_ids[index] for index in row.path(node)]
 
 
-def _committed(tokens: list[int], count: int) -> Committed:
-    """Return a commit of the last `count` tokens before the root."""
-    end = len(tokens) - 1
-    verified = torch.tensor([tokens[end - count : end]])
-    return commit_of((end,), (count,), verified, torch.tensor([tokens[end:]]), None)
+@pytest.fixture
+def model() -> LlamaForCausalLM:
+    return tiny_llama(vocab=VOCAB, num_hidden_layers=2)
+
+
+def _cache(model: LlamaForCausalLM, batch: int = 1, vocab_size: int = VOCAB) -> SmallLMSession:
+    drafter = SmallLMDrafter(model, model, SmallLMSettings(depth=3, breadth=3))
+    drafter.vocab_size = vocab_size
+    return drafter.new_session(GREEDY, capacity=100, batch=batch)
+
+
+def _committed(rows: Sequence[list[int]], counts: Sequence[int]) -> Committed:
+    """Return a commit of the last `counts` tokens of each sequence before its root."""
+    ends = tuple(len(row) - 1 for row in rows)
+    width = max(counts)
+    verified = [
+        [*row[end - count : end], *[0] * (width - count)]
+        for row, end, count in zip(rows, ends, counts, strict=True)
+    ]
+    roots = torch.tensor([row[-1:] for row in rows])
+    return commit_of(ends, tuple(counts), torch.tensor(verified), roots, None)
+
+
+def _started(cache: SmallLMSession, *rows: list[int]) -> LMPass:
+    cache.advance(_committed(rows, [len(row) - 1 for row in rows]))
+    return cache.start_tree()
+
+
+def _expected(model: LlamaForCausalLM, tokens: list[int]) -> torch.Tensor:
+    return model(torch.tensor([tokens])).logits[0, -1].log_softmax(-1)
+
+
+def _level(tokens: list[int], origin: list[int], batch: int = 1) -> TreeLevel:
+    return frontier_of(torch.tensor([tokens] * batch), torch.tensor([origin] * batch))
+
+
+def _grown(cache: SmallLMSession, *rows: list[int]) -> LMPass:
+    """Start a tree and read 5 and 6 below the root, then 7 below 6 and 8 below 5."""
+    tree = _started(cache, *rows)
+    tree.joint(1, None)
+    tree.joint(2, _level([5, 6], [0, 0], len(rows)))
+    tree.joint(3, _level([7, 8], [1, 0], len(rows)))
+    return tree
+
+
+def test_every_node_is_predicted_after_its_own_path(model: LlamaForCausalLM) -> None:
+    tree = _started(_cache(model), START)
+    levels = [
+        (None, [[]]),
+        (_level([5, 6], [0, 0]), [[5], [6]]),
+        (_level([7, 8], [1, 0]), [[6, 7], [5, 8]]),
+    ]
+    for depth, (frontier, paths) in enumerate(levels, start=1):
+        found = tree.joint(depth, frontier)[0, :, 0]
+        expected = torch.stack([_expected(model, [*START, *path]) for path in paths])
+        torch.testing.assert_close(found, expected, atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize("path", [[6, 7], [5], [6, 8], []])
+def test_after_an_accepted_path_predictions_are_those_of_the_whole_text(
+    model: LlamaForCausalLM, path: list[int]
+) -> None:
+    cache = _cache(model)
+    _grown(cache, START)
+    text = [*START, *path, 9]
+    cache.advance(_committed([text], [1 + len(path)]))
+    found = cache.start_tree().joint(1, None)[0, 0, 0]
+    torch.testing.assert_close(found, _expected(model, text), atol=1e-4, rtol=1e-4)
+
+
+def test_sequences_that_are_left_keep_their_tokens_and_their_tree(model: LlamaForCausalLM) -> None:
+    cache = _cache(model, batch=2)
+    _grown(cache, [3, 3], START)
+    cache.select_sequences([1])
+    assert cache.lengths == (3,)
+    text = [*START, 6, 7, 9]
+    cache.advance(_committed([text], [3]))
+    found = cache.start_tree().joint(1, None)[0, 0, 0]
+    torch.testing.assert_close(found, _expected(model, text), atol=1e-4, rtol=1e-4)
+
+
+def test_tokens_that_only_the_small_model_has_are_no_candidates(model: LlamaForCausalLM) -> None:
+    found = _started(_cache(model, vocab_size=40), START).joint(1, None)[0, 0, 0]
+    assert len(found) == 40
+    assert float(found.exp().sum()) == pytest.approx(1.0)
+
+
+@pytest.mark.parametrize(("length", "num_read"), [(WAITING, 0), (WAITING + 10, WAITING + 9)])
+def test_long_texts_are_read_before_a_tree_is_requested(
+    model: LlamaForCausalLM, length: int, num_read: int
+) -> None:
+    text = [1 + number % 60 for number in range(length)]
+    cache = _cache(model)
+    cache.advance(_committed([text], [length - 1]))
+    assert cache._num_read == [num_read]
+    found = cache.start_tree().joint(1, None)[0, 0, 0]
+    torch.testing.assert_close(found, _expected(model, text), atol=1e-4, rtol=1e-4)
+
+
+def test_gaps_are_refused_and_tokens_are_taken_back(model: LlamaForCausalLM) -> None:
+    cache = _cache(model)
+    _grown(cache, START)
+    with pytest.raises(ValueError, match="session ends at"):
+        cache.advance(_committed([[*START, 5, 6, 7]], [1]))
+    cache.rollback(2)
+    assert cache.lengths == (2,)
+    text = [1, 2, 8, 9]
+    cache.advance(_committed([text], [1]))
+    found = cache.start_tree().joint(1, None)[0, 0, 0]
+    torch.testing.assert_close(found, _expected(model, text), atol=1e-4, rtol=1e-4)

@@ -10,8 +10,6 @@ from helpers.losslessness import LEAST_P_VALUE, LENGTH, SHAPES, tiny_decoder
 from helpers.quick import mostly_slow
 
 from inference import SpeculativeDecoder
-from inference.sampling import options
-from inference.sampling.batch import BatchSampling, Kind
 
 PROMPT = [1, 2, 1, 2, 1]
 KINDS: list[dict[str, Any]] = [
@@ -40,30 +38,3 @@ def _p_values(decoder: SpeculativeDecoder, kinds: Sequence[dict[str, Any]] = KIN
 @pytest.mark.parametrize("name", mostly_slow(SHAPES, quick=["sampled"]))
 def test_every_sequence_keeps_its_own_distribution(name: str) -> None:
     assert min(_p_values(tiny_decoder(SHAPES[name]))) > LEAST_P_VALUE
-
-
-@pytest.mark.slow
-def test_the_options_of_the_first_sequence_for_all_are_caught(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    def planted(batch: BatchSampling) -> Any:
-        count = len(batch.each)
-        return [Kind(batch.each[:1] * count, tuple(range(count)))]
-
-    monkeypatch.setattr(BatchSampling, "kinds", property(planted))
-    assert min(_p_values(tiny_decoder(SHAPES["sampled"]))) < 1e-9
-
-
-def test_the_temperature_of_the_first_sequence_for_all_is_caught(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    original = options.constants_on
-
-    def planted(device: Any, values: tuple[float, ...], dtype: Any) -> Any:
-        return original(device, values[:1] * len(values), dtype)
-
-    kinds: list[dict[str, Any]] = [{"temperature": value} for value in (0.6, 1.5)]
-    decoder = tiny_decoder(SHAPES["sampled"])
-    assert min(_p_values(decoder, kinds)) > LEAST_P_VALUE
-    monkeypatch.setattr(options, "constants_on", planted)
-    assert min(_p_values(decoder, kinds)) < 1e-9

@@ -13,11 +13,11 @@ from helpers.recordings import Replayed
 from transformers import LlamaForCausalLM
 
 from inference import SpeculativeDecoder
-from inference.engine import device_step, pipeline
+from inference.engine import captured, device_step
+from inference.engine.captured import FILLED, CapturedSteps
 from inference.engine.lane import Lane
-from inference.engine.pipeline import FILLED, Pipeline
 from inference.engine.request import SequenceState
-from inference.serving.scheduling.engine_thread import EngineThread
+from inference.serving.engine_thread import EngineThread
 from inference.trees.shape import TreeShape
 from jakiro.errors import NumericalError
 from jakiro.target.adapter import TargetAdapter
@@ -33,7 +33,7 @@ TREES = {
 @pytest.fixture(autouse=True)
 def _replayed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(device_step, "RecordedFunction", Replayed)
-    monkeypatch.setattr(pipeline, "STRIDE", 64)
+    monkeypatch.setattr(captured, "STRIDE", 64)
     monkeypatch.setattr("helpers.lanes.Lane", partial(Lane, captured=True))
 
 
@@ -70,13 +70,13 @@ def _started(
 def batch_sizes(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
     """The batch size of each step."""
     sizes: list[int] = []
-    original = Pipeline.start
+    original = CapturedSteps._start
 
-    def noted(self: Pipeline, *args: Any) -> None:
-        sizes.append(self.batch_size)
+    def noted(self: CapturedSteps, *args: Any) -> None:
+        sizes.append(len(self.sampling.each))
         original(self, *args)
 
-    monkeypatch.setattr(Pipeline, "start", noted)
+    monkeypatch.setattr(CapturedSteps, "_start", noted)
     return sizes
 
 
@@ -118,10 +118,9 @@ def test_few_steps_are_recorded_for_any_number_of_sequences(
     finish(lane)
     assert {4, 2} <= set(batch_sizes) <= {4, 2, 1}
     assert lane.captured is not None
-    assert lane.captured.pipeline is not None
-    assert len(lane.captured.pipeline._verify_parts) == len(set(batch_sizes))
-    (memory,) = {part._run.memory for part in lane.captured.pipeline._verify_parts.values()}
-    assert memory is lane.captured.pipeline.memory
+    assert len(lane.captured.recorded) == len(set(batch_sizes))
+    (memory,) = {step._run.memory for step in lane.captured.recorded.values()}
+    assert memory is lane.captured.memory
     for work, state in zip(works, states, strict=True):
         assert state.new_token_ids == work.alone(decoder).new_token_ids
 
@@ -132,17 +131,17 @@ def test_sequences_that_fill_a_batch_neither_grow_nor_change_others(
     decoder, works = _decoder(model), _works(GREEDY, 3)
     expected = [work.alone(decoder).new_token_ids for work in works]
     lane, states = _started(decoder, works, places=4)
-    original = Pipeline.start
+    original = CapturedSteps._start
     lengths = set()
 
-    def planted(self: Pipeline, *args: Any) -> None:
+    def planted(self: CapturedSteps, *args: Any) -> None:
         count = len(lane.live)
         lengths.update(self.rows.base_length[count:].tolist())
         for block in self.context.cache._all_blocks:
             block[:, count:] = 1e4
         original(self, *args)
 
-    monkeypatch.setattr(Pipeline, "start", planted)
+    monkeypatch.setattr(CapturedSteps, "_start", planted)
     finish(lane)
     assert lengths == {FILLED}
     assert [state.new_token_ids for state in states] == expected
@@ -154,17 +153,17 @@ def test_slots_after_the_last_token_change_nothing(
     decoder, works = _decoder(model), _works(GREEDY, 2)
     expected = [work.alone(decoder).new_token_ids for work in works]
     lane, states = _started(decoder, works, places=2)
-    original = Pipeline.start
+    original = CapturedSteps._start
 
-    def planted(self: Pipeline, *args: Any) -> None:
+    def planted(self: CapturedSteps, *args: Any) -> None:
         slots = torch.arange(self.context.cache.capacity)
-        lengths = self.rows.base_length[: self.batch_size]
+        lengths = self.rows.base_length[: len(self.sampling.each)]
         is_free = (slots >= lengths[:, None])[None, :, None, :, None]
         for block in self.context.cache._all_blocks:
             block.masked_fill_(is_free, 1e4)
         original(self, *args)
 
-    monkeypatch.setattr(Pipeline, "start", planted)
+    monkeypatch.setattr(CapturedSteps, "_start", planted)
     finish(lane)
     assert [state.new_token_ids for state in states] == expected
 
@@ -207,16 +206,15 @@ def test_a_step_under_way_goes_on_unless_a_sequence_joins_or_leaves(
     lane, states = _started(decoder, works[:2], places=3)
     lane.step()
     assert lane.captured is not None
-    assert lane.captured.pipeline is not None
-    unread = lane.captured.pipeline.unread
+    unread = lane.captured.unread
     assert unread is not None
     waiting = SequenceState.of(2, request_of(decoder, works[2]))
     lane.remove([waiting])  # which has no place yet
     short = Work([5, 6], 0, {**GREEDY, "max_new_tokens": 1})
     start(lane, SequenceState.of(3, request_of(decoder, short)))
-    assert lane.captured.pipeline.unread is unread
+    assert lane.captured.unread is unread
     start(lane, waiting)
-    assert lane.captured.pipeline.unread is None
+    assert lane.captured.unread is None
     finish(lane)
     for work, state in zip(works, [*states, waiting], strict=True):
         assert state.new_token_ids == work.alone(decoder).new_token_ids

@@ -13,12 +13,11 @@ from helpers.models import tiny_drafter, tiny_llama
 from helpers.quick import mostly_slow
 from helpers.recordings import Replayed
 
-from inference import SpeculativeDecoder
 from inference.drafters.trained.drafter import TrainedDrafter
-from inference.engine import device_step, pipeline
+from inference.engine import captured, device_step
+from inference.engine.captured import CapturedPool
 from inference.engine.context import Context
 from inference.engine.loop import DecodeRun
-from inference.engine.pipeline import PipelinePool
 from inference.engine.policy import AlwaysDraft, RunProgress
 from inference.engine.request import Request
 from inference.generation.preparation import prepare_requests
@@ -42,7 +41,7 @@ TREES = {
 @pytest.fixture(autouse=True)
 def _replayed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(device_step, "RecordedFunction", Replayed)
-    monkeypatch.setattr(pipeline, "STRIDE", 32)
+    monkeypatch.setattr(captured, "STRIDE", 32)
 
 
 def _requests(
@@ -66,10 +65,9 @@ def _both(
 ) -> tuple[DecodeRun, DecodeRun]:
     """Return a finished run without captured steps, and one with captured steps."""
     one, other = (_requests(target, prompts, **generation) for _ in range(2))
-    pool = PipelinePool()
-    run = DecodeRun(target, drafter, other, pipelines=pool)
+    pool = CapturedPool()
+    run = DecodeRun(target, drafter, other, pool=pool)
     assert run.captured is not None
-    assert run.captured.pipeline is not None
     return DecodeRun(target, drafter, one).finish(), run.finish()
 
 
@@ -125,7 +123,7 @@ def test_trees_of_several_sizes_may_take_turns(do_sample: bool) -> None:
     policy = _Turns(budgets)
     _assert_same(
         expected,
-        DecodeRun(target, drafter, other, policy=policy, pipelines=PipelinePool()).finish(),
+        DecodeRun(target, drafter, other, policy=policy, pool=CapturedPool()).finish(),
     )
 
 
@@ -160,7 +158,7 @@ def test_requests_may_join_while_a_step_is_under_way() -> None:
     drafter = _drafter(target, "sampled")
     requests = _requests(target, PROMPTS, max_new_tokens=40, do_sample=True)
     alone = [DecodeRun(target, drafter, request).finish() for request in requests]
-    run = DecodeRun(target, drafter, requests[:2], pipelines=PipelinePool())
+    run = DecodeRun(target, drafter, requests[:2], pool=CapturedPool())
     was_captured = False
     for number, _ in enumerate(run):
         was_captured |= run.captured.is_running
@@ -175,7 +173,7 @@ def test_a_conversation_goes_on_after_captured_steps() -> None:
     drafter = _drafter(target)
     first, second = [1, 2, 3], [4, 5]
     texts = []
-    for kind in (DecodeRun, partial(DecodeRun, pipelines=PipelinePool())):
+    for kind in (DecodeRun, partial(DecodeRun, pool=CapturedPool())):
         (request,) = _requests(target, [first], max_new_tokens=9)
         context = Context(target, drafter, request.sampling, 1, 64)
         longer = [*kind(target, drafter, request, context=context).finish().token_ids, *second]
@@ -189,7 +187,7 @@ def test_a_run_that_is_closed_early_leaves_an_exact_context() -> None:
     (request,) = _requests(target, [[1, 2, 3]], max_new_tokens=30)
     drafter = _drafter(target)
     context = Context(target, drafter, request.sampling, 1, 64)
-    run = DecodeRun(target, drafter, request, context=context, pipelines=PipelinePool())
+    run = DecodeRun(target, drafter, request, context=context, pool=CapturedPool())
     steps = iter(run)
     for _ in range(4):
         next(steps)
@@ -203,9 +201,9 @@ def test_a_run_that_is_closed_early_leaves_an_exact_context() -> None:
 def test_logits_that_are_not_finite_end_the_run_whose_caches_are_not_used_again(
     do_sample: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    target, pool = TargetAdapter(tiny_llama()), PipelinePool()
+    target, pool = TargetAdapter(tiny_llama()), CapturedPool()
     (request,) = _requests(target, [[1, 2, 3]], max_new_tokens=30, do_sample=do_sample)
-    run = DecodeRun(target, _drafter(target), request, pipelines=pool)
+    run = DecodeRun(target, _drafter(target), request, pool=pool)
     steps = iter(run)
     next(steps)
     emitted = len(run.token_ids)
@@ -219,45 +217,18 @@ def test_logits_that_are_not_finite_end_the_run_whose_caches_are_not_used_again(
 
 def test_a_later_run_takes_over_the_caches_and_recorded_steps() -> None:
     target = TargetAdapter(tiny_llama())
-    drafter, pool, addresses, counts = _drafter(target), PipelinePool(), [], []
+    drafter, pool, addresses, counts = _drafter(target), CapturedPool(), [], []
     expected = []
     for prompt in PROMPTS[:2]:
         (request,) = _requests(target, [prompt], max_new_tokens=30)
-        run = DecodeRun(target, drafter, request, pipelines=pool)
+        run = DecodeRun(target, drafter, request, pool=pool)
         addresses.append(run.context.cache.slot_layers[0].keys.data_ptr())
-        own = run.captured.pipeline
-        assert own is not None
+        own = run.captured
         expected.append(DecodeRun(target, drafter, request).finish().token_ids)
         assert run.finish().token_ids == expected[-1]
-        counts.append((len(own._draft_parts), len(own._verify_parts)))
+        counts.append(len(own.recorded))
     assert len(set(addresses)) == 1
     assert len(set(counts)) == 1
-
-
-def test_recorded_steps_are_used_only_for_requests_with_the_same_processors() -> None:
-    target = TargetAdapter(tiny_llama())
-    drafter, pool = _drafter(target, "sampled"), PipelinePool()
-    for temperature in (0.5, 2.0):
-        generation = {"max_new_tokens": 30, "do_sample": True, "temperature": temperature}
-        (request,) = _requests(target, [[1, 2, 3]], **generation)
-        expected = DecodeRun(target, drafter, request).finish().token_ids
-        assert DecodeRun(target, drafter, request, pipelines=pool).finish().token_ids == expected
-
-
-@pytest.mark.slow
-def test_a_decoder_with_captured_steps_gives_the_same_text() -> None:
-    model = tiny_llama()
-    drafter = tiny_drafter(TargetAdapter(model))
-    # With "auto", sampled texts depend on measured costs, which differ between the two.
-    for tree, temperatures in (("auto", (0.0,)), ("fixed", (0.0, 1.0))):
-        decoders = [
-            SpeculativeDecoder(model, drafter, tree=tree, captured=captured)
-            for captured in (False, True)
-        ]
-        for temperature in temperatures:
-            request = {"max_new_tokens": 20, "temperature": temperature, "seed": 1}
-            texts = [decoder.generate([1, 2, 3], **request) for decoder in decoders]
-            assert texts[0].new_token_ids == texts[1].new_token_ids
 
 
 def test_a_request_keeps_its_own_options_after_the_first_request_has_ended() -> None:
@@ -271,7 +242,7 @@ def test_a_request_keeps_its_own_options_after_the_first_request_has_ended() -> 
         DecodeRun(target, None, own).finish().token_ids for own in (greedy, sampled, penalized)
     ]
     for later, expected in ((sampled, alone[1]), (penalized, alone[2])):
-        run = DecodeRun(target, None, greedy, pipelines=PipelinePool())
+        run = DecodeRun(target, None, greedy, pool=CapturedPool())
         for number, _ in enumerate(run):
             if number == 1:
                 run.admit([later])
@@ -279,21 +250,21 @@ def test_a_request_keeps_its_own_options_after_the_first_request_has_ended() -> 
 
 
 def test_caches_are_not_used_again_after_the_weights_have_changed() -> None:
-    target, pool = TargetAdapter(tiny_llama()), PipelinePool()
+    target, pool = TargetAdapter(tiny_llama()), CapturedPool()
     (request,) = _requests(target, [[1, 2, 3]], max_new_tokens=9)
-    DecodeRun(target, None, request, pipelines=pool).finish()
-    (pipeline,) = pool._unused
+    DecodeRun(target, None, request, pool=pool).finish()
+    (unused,) = pool._unused
     with torch.no_grad():
         next(iter(target.model.parameters())).mul_(1.5)
-    run = DecodeRun(target, None, request, pipelines=pool)
-    assert run.captured.pipeline is not pipeline
+    run = DecodeRun(target, None, request, pool=pool)
+    assert run.captured is not unused
     assert run.finish().token_ids == DecodeRun(target, None, request).finish().token_ids
 
 
 def test_an_abandoned_run_is_freed_at_once() -> None:
     target = TargetAdapter(tiny_llama())
     (request,) = _requests(target, [[1, 2, 3]], max_new_tokens=9)
-    run = DecodeRun(target, None, request, pipelines=PipelinePool())
+    run = DecodeRun(target, None, request, pool=CapturedPool())
     context = ref(run.context)
     del run
     assert context() is None

@@ -9,24 +9,20 @@ import pytest
 import torch
 from helpers.families import FAMILIES, tiny_family
 from helpers.models import tiny_drafter, tiny_settings
-from helpers.products import with_exact_experts, with_uneven_experts
+from helpers.products import with_exact_experts
 from helpers.quick import mostly_slow
 from helpers.variants import FEEDBACK, HYBRID
 from torch import Tensor
-from transformers import AttentionInterface, PreTrainedModel
+from transformers import PreTrainedModel
 
 from inference import SpeculativeDecoder
-from inference.autotune import setup
 from inference.drafters.lookup import LookupDrafter, LookupSettings
 from inference.drafters.small_lm import SmallLMDrafter, SmallLMSettings
 from inference.outputs import GenerateOutput
 from inference.trees.shape import TreeShape
 from jakiro.drafter_settings import DrafterSettings
 from jakiro.errors import TargetNotSupported
-from jakiro.target import compute_modules, independent_rows
 from jakiro.target.adapter import TargetAdapter
-from jakiro.target.attention import grouped_attention
-from jakiro.target.independent_rows import BATCH_INVARIANT, batch_invariant_attention
 
 PROMPTS = ([1, 2, 3, 1, 2], [4 + index % 7 for index in range(23)])
 NEW = 24
@@ -146,78 +142,7 @@ def test_texts_and_logits_are_those_without_drafts(case: tuple[str, str]) -> Non
         assert all(output.stats.tau > 1.5 for output in drafted)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("family", ["mixtral", "qwen3_moe", "deepseek_v3"])
-def test_experts_that_would_differ_for_a_single_token_change_no_text(
-    family: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    model = with_uneven_experts(tiny_family(family, seed=1))
-    undrafted = _outputs(SpeculativeDecoder(model, batch_invariant=True))
-    drafter = LookupDrafter(LookupSettings(num_nodes=12, depth=5))
-
-    def drafted() -> list[GenerateOutput]:
-        model = with_uneven_experts(tiny_family(family, seed=1))  # without copies
-        return _outputs(SpeculativeDecoder(model, drafter, tree="fixed", batch_invariant=True))
-
-    assert _are_equal(drafted(), undrafted)
-    monkeypatch.setattr(independent_rows, "has_experts", lambda module: False)
-    monkeypatch.setattr(setup, "check_batch_invariance", lambda target: None)
-    assert not _are_equal(drafted(), undrafted)
-
-
-# Products of experts and routers with more than 1,024 inputs depend on the number of rows.
-LARGE = {
-    "num_hidden_layers": 2,
-    "hidden_size": 1088,
-    "intermediate_size": 1152,
-    "vocab_size": 997,
-    "initializer_range": 0.03,
-}
-LARGE_CHANGES: dict[str, dict[str, Any]] = {
-    "mixtral": {"num_local_experts": 8},
-    "qwen3_moe": {"moe_intermediate_size": 1152, "num_experts": 8},
-    "deepseek_v3": {
-        "moe_intermediate_size": 1152,
-        "n_routed_experts": 8,
-        "first_k_dense_replace": 0,
-    },
-}
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("family", LARGE_CHANGES)
-def test_texts_of_64_tokens_of_large_experts_are_those_without_drafts(family: str) -> None:
-    changes = LARGE | LARGE_CHANGES[family]
-    model = tiny_family(family, **changes).bfloat16()
-    settings = SmallLMSettings(depth=3, children=3, breadth=3)
-    drafter = SmallLMDrafter(tiny_family(family, **changes), model, settings)
-    prompts = [[(7 * k + i * (k + 3)) % 997 for i in range(5 + 6 * k)] for k in range(4)]
-    undrafted = SpeculativeDecoder(model, batch_invariant=True)
-    decoder = SpeculativeDecoder(model, drafter, tree="fixed", batch_invariant=True)
-    assert _are_equal(_outputs(decoder, prompts, 64), _outputs(undrafted, prompts, 64))
-
-
 @pytest.mark.parametrize("family", REFUSED)
 def test_other_families_are_refused(family: str) -> None:
     with pytest.raises(TargetNotSupported, match=REFUSED[family]):
         SpeculativeDecoder(tiny_family(family).bfloat16(), batch_invariant=True)
-
-
-def test_the_comparison_notices_attention_that_depends_on_the_number_of_queries(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    def stock(module: Any, query: Tensor, *arguments: Any, **options: Any) -> Any:
-        several = query.shape[2] > 2  # of two queries, one is a copy
-        attention = grouped_attention if several else batch_invariant_attention
-        return attention(module, query, *arguments, **options)
-
-    undrafted = _undrafted("llama, grouped heads")
-    monkeypatch.setattr(setup, "check_batch_invariance", lambda target: None)
-    AttentionInterface.register(BATCH_INVARIANT, stock)
-    compute_modules._copies.clear()
-    try:
-        drafted = _drafted("llama, grouped heads", "small model")
-    finally:
-        AttentionInterface.register(BATCH_INVARIANT, batch_invariant_attention)
-        compute_modules._copies.clear()
-    assert not _are_equal(drafted, undrafted)

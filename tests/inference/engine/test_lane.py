@@ -16,17 +16,14 @@ from transformers import LlamaForCausalLM, LogitsProcessor, LogitsProcessorList
 
 from inference import SpeculativeDecoder
 from inference.drafters.aded.drafter import AdedDrafter
-from inference.drafters.base import TokenDrafter
-from inference.drafters.candidates import Candidates
 from inference.drafters.combined.drafter import CombinedDrafter
 from inference.drafters.lookup import LookupDrafter, LookupSettings
 from inference.drafters.repeating import RepeatingDrafter, RepeatSettings
 from inference.drafters.small_lm import SmallLMDrafter
 from inference.engine.context import Context
-from inference.engine.lane import Lane
 from inference.engine.request import OutputOptions, SequenceState
 from inference.trees.shape import TreeShape
-from jakiro.errors import DraftError, NumericalError
+from jakiro.errors import NumericalError
 from jakiro.target.adapter import TargetAdapter
 from jakiro.target.sequence_storage import SequenceStorage
 
@@ -141,27 +138,6 @@ def test_with_a_drafter_that_learns_greedy_tokens_are_those_of_the_request_alone
         assert state.new_token_ids == work.alone(decoder).new_token_ids
 
 
-def test_the_number_of_the_lanes_step_in_place_of_the_requests_own_is_caught(
-    model: LlamaForCausalLM, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    decoder, works = _decoder(model, "none", "sampled"), _works("sampled")
-    original = Lane.step
-
-    def planted(lane: Lane) -> Any:
-        for state in lane.live:
-            state.num_steps = lane.num_steps
-        return original(lane)
-
-    monkeypatch.setattr(Lane, "step", planted)
-    states = played(decoder, works, {}, seed=0)
-    monkeypatch.undo()
-    different = [
-        state.new_token_ids != work.alone(decoder).new_token_ids
-        for work, state in zip(works, states, strict=True)
-    ]
-    assert sum(different) >= 3
-
-
 @pytest.mark.parametrize(
     "name", mostly_slow(["moa", "hybrid", "small", "lookup"], quick=["hybrid", "lookup"])
 )
@@ -222,62 +198,6 @@ def test_choices_share_a_prefill_and_equal_requests_with_their_row(
     if options == "sampled":
         assert len({tuple(state.new_token_ids) for state in states}) > 1
     assert first.new_token_ids == _works(options)[0].alone(decoder).new_token_ids
-
-
-class Fails(LogitsProcessor):
-    """Processor that leaves no token once a sequence has a number of tokens."""
-
-    def __init__(self, length: int) -> None:
-        self.length = length
-
-    def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
-        return scores if input_ids.shape[1] < self.length else torch.full_like(scores, -torch.inf)
-
-
-class Lies(TokenDrafter):
-    """Drafter that proposes a token outside the vocabulary in one of the texts."""
-
-    def __init__(self, *, lies: bool = True) -> None:
-        super().__init__("lies", max_nodes=2, max_depth=2)
-        self.lies = lies
-
-    def draft(self, token_ids: Any, num_nodes: int, depth: int) -> Candidates:
-        wrong = self.lies and token_ids[0] == 9 and len(token_ids) > 15
-        return Candidates.chain(torch.tensor([99 if wrong else 3, 4]).numpy())
-
-
-@pytest.mark.parametrize(("name", "options"), [("hybrid", "sampled"), ("lies", "greedy")])
-def test_a_sequence_that_fails_leaves_with_its_error_and_the_others_go_on(
-    model: LlamaForCausalLM, name: str, options: str
-) -> None:
-    honest = SpeculativeDecoder(model, Lies(lies=False), tree="fixed")
-    decoder = honest if name == "lies" else _decoder(model, name, options)
-    works = [work for work in _works(options) if work.options["max_new_tokens"] > 6]
-    alone = [work.alone(decoder).new_token_ids for work in works]
-    if name == "lies":
-        decoder = SpeculativeDecoder(model, Lies(), tree="fixed")
-        bad, kind = works.index(next(work for work in works if work.prompt[0] == 9)), DraftError
-    else:
-        bad, kind = 2, NumericalError
-        processors = LogitsProcessorList([Fails(len(works[bad].prompt) + 4)])
-        works[bad].options["logits_processor"] = processors
-    requests = [request_of(decoder, work) for work in works]
-    states = [SequenceState.of(index, request) for index, request in enumerate(requests)]
-    lane = lane_of(decoder, requests[0], places=8)
-    for state in states:
-        start(lane, state)
-    errors = []
-    while lane.live:
-        errors += [(step.index, step.error) for step in lane.step() if step.error is not None]
-    assert [index for index, _ in errors] == [bad]
-    assert isinstance(states[bad].error, kind)
-    assert len(states[bad].new_token_ids) < len(alone[bad])
-    for index, (state, expected) in enumerate(zip(states, alone, strict=True)):
-        count = len(state.new_token_ids) if index == bad else None
-        assert state.new_token_ids == expected[:count]
-    start(lane, again := SequenceState.of(0, requests[0]))
-    finish(lane)
-    assert again.new_token_ids == alone[0]
 
 
 class Forces(LogitsProcessor):

@@ -9,7 +9,7 @@ from transformers import LogitsProcessorList
 
 from inference import SpeculativeDecoder
 from inference.autotune.costs import Costs
-from inference.autotune.policy import AutoTree, LaneTrees
+from inference.autotune.policy import AutoTree, ReproducibleTree
 from inference.drafters.lookup import LookupDrafter, LookupSettings
 from inference.engine.context import Context
 from inference.engine.lane import Lane
@@ -21,7 +21,7 @@ from inference.sampling.options import Sampling
 GREEDY = Sampling(LogitsProcessorList(), do_sample=False)
 SAMPLED = Sampling(LogitsProcessorList(), do_sample=True)
 COSTS = Costs(verify={0: 1.0, 15: 1.05, 24: 1.5, 52: 9.0}, draft={})
-TREES = LaneTrees(AutoTree(Budget(12, 12), COSTS), places=4)
+TREES = ReproducibleTree(AutoTree(Budget(12, 12), COSTS), places=4)
 
 
 def _size(sampling: Sampling, count: int) -> int:

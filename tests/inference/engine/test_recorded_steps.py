@@ -12,10 +12,8 @@ from helpers.recordings import Recorded
 from helpers.variants import VARIANTS
 
 from inference import SpeculativeDecoder
-from inference.engine import accept_batched, device_step, pipeline
+from inference.engine import accept_batched, captured, device_step
 from inference.engine.lane import Lane
-from inference.engine.pipeline import Pipeline
-from inference.sampling.batch import BatchSampling
 from inference.trees.shape import TreeShape
 from jakiro.target import weights
 from jakiro.target.adapter import TargetAdapter
@@ -31,7 +29,7 @@ QUICK = {"hidden-unordered", "tail-1", "feedback-mixture-P2", "hybrid-sum-hidden
 def _recorded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(device_step, "RecordedFunction", Recorded)
     monkeypatch.setattr(weights, "_can_multiply", lambda _: False)  # such weights are not copied
-    monkeypatch.setattr(pipeline, "STRIDE", 64)
+    monkeypatch.setattr(captured, "STRIDE", 64)
     monkeypatch.setattr(accept_batched._Descent, "_is_over", lambda self: False)
     monkeypatch.setattr("helpers.lanes.Lane", partial(Lane, captured=True))
 
@@ -71,16 +69,6 @@ def test_temperatures_may_differ_and_change(pair: tuple[str | None, float], seed
     _assert_same_as_alone(decoder, works, seed)
 
 
-def test_temperatures_of_the_recording_are_caught(monkeypatch: pytest.MonkeyPatch) -> None:
-    class Planted(BatchSampling):
-        def __init__(self, each: Any, temperatures: Any = None) -> None:
-            super().__init__(each)
-
-    monkeypatch.setattr(pipeline, "BatchSampling", Planted)
-    with pytest.raises(AssertionError):
-        test_temperatures_may_differ_and_change(("sampled", 1.0), 1)
-
-
 @pytest.mark.parametrize("name", mostly_slow(VARIANTS, quick=QUICK))
 def test_every_kind_of_drafter_can_be_recorded(name: str) -> None:
     model = tiny_llama()
@@ -102,7 +90,6 @@ def test_a_step_is_recorded_once_for_all_temperatures() -> None:
     decoder = SpeculativeDecoder(model, captured=True)
     for temperature in (0.5, 1.0, 1.4):
         decoder.generate([1, 2, 3], temperature=temperature, seed=1, max_new_tokens=12)
-    assert decoder._pipelines is not None
-    (own,) = decoder._pipelines._unused
-    assert isinstance(own, Pipeline)
-    assert len(own._verify_parts) == len(own._draft_parts) == 1
+    assert decoder._pool is not None
+    (own,) = decoder._pool._unused
+    assert len(own.recorded) == 1

@@ -1,7 +1,6 @@
 """With every kind of drafter, the output is what the target alone would give."""
 
 from collections import Counter
-from pathlib import Path
 
 import pytest
 import torch
@@ -14,12 +13,10 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from inference import SpeculativeDecoder
-from inference.autotune.costs import costs_with
-from inference.autotune.policy import AutoTree
 from inference.conversation import Conversation
 from inference.engine import context
 from inference.outputs import GenerateOutput
-from inference.trees.shape import TreePlan, TreeShape
+from inference.trees.shape import TreeShape
 from jakiro.drafter_settings import DrafterSettings
 from jakiro.target.adapter import TargetAdapter
 
@@ -149,17 +146,6 @@ def test_prompts_read_in_chunks_give_the_same_drafts(
         chunked = decoder.generate_batch(PROMPTS, max_new_tokens=9)
         assert [each.new_token_ids for each in chunked] == [each.new_token_ids for each in whole]
         assert [each.depths for each in chunked] == [each.depths for each in whole]
-
-
-def test_automatic_trees_change_no_token_of_a_drafter_that_feeds_back(tmp_path: Path) -> None:
-    model = tiny_llama(vocab=11)
-    target = TargetAdapter(model)
-    drafter = tiny_drafter(target, KINDS["feedback"])
-    decoder = SpeculativeDecoder(model, drafter, tree="fixed")
-    decoder.policy = AutoTree(TreePlan(), costs_with(target, decoder.drafter))
-    for prompt in PROMPTS * 2:
-        got = decoder.generate(prompt, max_new_tokens=NEW)
-        assert got.sequences.tolist() == _alone(model, prompt)
 
 
 BATCH = 2_500

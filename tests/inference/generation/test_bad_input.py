@@ -186,17 +186,6 @@ def test_stop_strings_of_the_target_itself_count_unless_others_are_given() -> No
         assert decoder.generate("def", **arguments).new_token_ids == full
 
 
-def test_padded_embeddings_are_ordinary_tokens() -> None:
-    tokenizer = tiny_tokenizer()
-    model = tiny_llama(vocab=len(tokenizer) + 20)
-    decoder = SpeculativeDecoder(model, tiny_drafter(TargetAdapter(model)), tokenizer, tree="fixed")
-    ids = torch.tensor([tokenizer.encode("def main")])
-    mask = torch.ones_like(ids)
-    own = {"attention_mask": mask, "do_sample": False, "pad_token_id": 0, "max_new_tokens": 20}
-    expected = model.generate(ids, **own)
-    assert decoder.generate("def main", max_new_tokens=20).sequences.tolist() == expected.tolist()
-
-
 def test_time_that_is_up_ends_the_generation() -> None:
     output = _decoder().generate([1, 2, 3], max_new_tokens=100, max_time=1e-9)
     assert len(output.new_token_ids) == 1

@@ -6,7 +6,6 @@ from helpers.models import tiny_drafter, tiny_llama
 from helpers.tokenizers import tiny_tokenizer
 from torch import Tensor
 from transformers import (
-    GenerationConfig,
     LlamaForCausalLM,
     LogitsProcessor,
     LogitsProcessorList,
@@ -182,16 +181,6 @@ def test_transformers_streamers_get_the_text_piece_by_piece(
         **GREEDY,
     )
     assert capsys.readouterr().out.rstrip("\n") == ("def" + output.text).rstrip("\n")
-
-
-def test_a_generation_config_object_is_followed(
-    model: LlamaForCausalLM, decoder: SpeculativeDecoder
-) -> None:
-    config = GenerationConfig(max_new_tokens=9, repetition_penalty=1.5, pad_token_id=0)
-    ids = torch.tensor([[1, 2, 3]])
-    expected = model.generate(ids, attention_mask=torch.ones_like(ids), generation_config=config)
-    got = decoder.generate(ids, generation_config=config)
-    assert got.sequences.tolist() == expected.tolist()
 
 
 class Ban(LogitsProcessor):

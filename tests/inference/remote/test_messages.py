@@ -50,23 +50,6 @@ TENSORS = {"a": np.arange(3, dtype=np.int32), "b": np.ones((2, 2), np.uint16)}
 BODY = encode_frame(MESSAGE, TENSORS)
 
 
-def _body(header: object, data: bytes = b"") -> bytes:
-    text = header if isinstance(header, bytes) else json.dumps(header).encode()
-    return len(text).to_bytes(8, "little") + text + data
-
-
-def _header() -> dict[str, dict[str, object]]:
-    size = int.from_bytes(BODY[:8], "little")
-    found: dict[str, dict[str, object]] = json.loads(BODY[8 : 8 + size])
-    return found
-
-
-def _changed(name: str, **changes: object) -> bytes:
-    """Return the frame with another description of a tensor."""
-    header = _header()
-    return _body({**header, name: {**header[name], **changes}}, BODY[-20:])
-
-
 def test_a_frame_arrives_as_it_was_sent() -> None:
     message, tensors = decode_frame(BODY, Progress, SPECS)
     assert message == MESSAGE
@@ -89,27 +72,10 @@ def test_tensors_that_are_not_contiguous_arrive_as_they_are() -> None:
     assert tensors["b"].tolist() == [[0, 2], [4, 6]]
 
 
-WRONG = {
-    "cut": BODY[:-1],
-    "longer": BODY + b"\0",
-    "huge header": (2**64 - 1).to_bytes(8, "little"),
-    "nested": _body(b"[" * 9000),
-    "repeated key": _body(json.dumps(_header()).replace("{", '{"a": 1, ', 1).encode(), BODY[-20:]),
-    "no tensors": _body({"__metadata__": {"jakiro": MESSAGE.model_dump_json()}}),
-    "no message": _body({**_header(), "__metadata__": {}}, BODY[-20:]),
-    "another dtype": _changed("a", dtype="F32"),
-    "another shape": _changed("a", shape=[4]),
-    "more axes": _changed("a", shape=[3, 1]),
-    "negative": _changed("b", shape=[-2, -2]),
-    "overlap": _changed("b", data_offsets=[0, 8]),
-    "overflow": _changed("b", shape=[2**63, 2**63]),
-}
-
-
-@pytest.mark.parametrize("name", WRONG)
-def test_bytes_that_are_no_frame_are_refused(name: str) -> None:
+@pytest.mark.parametrize("specs", [{"a": SPECS["a"]}, {**SPECS, "b": TensorSpec(np.int32, 2)}])
+def test_other_tensors_are_refused(specs: dict[str, TensorSpec]) -> None:
     with pytest.raises(MessageError) as found:
-        decode_frame(WRONG[name], Progress, SPECS)
+        decode_frame(BODY, Progress, specs)
     assert found.value.code == "malformed_frame"
 
 

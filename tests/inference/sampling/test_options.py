@@ -1,10 +1,13 @@
 """Two requests can be processed together if their sampling options have equal descriptions."""
 
+from typing import Any
+
 import pytest
 import torch
 from helpers.quick import mostly_slow
+from torch._subclasses.fake_tensor import FakeTensorMode
 from transformers import (
-    EtaLogitsWarper,
+    EpsilonLogitsWarper,
     LogitsProcessorList,
     RepetitionPenaltyLogitsProcessor,
     TemperatureLogitsWarper,
@@ -12,7 +15,7 @@ from transformers import (
     TopPLogitsWarper,
 )
 
-from inference.sampling.options import Sampling, filter_nucleus
+from inference.sampling.options import PREFIX_FREE, Sampling, filter_nucleus
 
 VOCAB = 3000
 NO_PREFIX = torch.empty(64, 0, dtype=torch.long)
@@ -23,8 +26,8 @@ def _sampling(*processors: object, do_sample: bool = True, seed: int = 0) -> Sam
 
 
 def test_equal_settings_have_equal_descriptions() -> None:
-    one = _sampling(TemperatureLogitsWarper(0.7), EtaLogitsWarper(3e-4), seed=1)
-    other = _sampling(TemperatureLogitsWarper(0.7), EtaLogitsWarper(3e-4), seed=2)
+    one = _sampling(TemperatureLogitsWarper(0.7), EpsilonLogitsWarper(3e-4), seed=1)
+    other = _sampling(TemperatureLogitsWarper(0.7), EpsilonLogitsWarper(3e-4), seed=2)
     assert one.description == other.description
 
 
@@ -32,12 +35,12 @@ def test_equal_settings_have_equal_descriptions() -> None:
     ("one", "other"),
     [
         (_sampling(TopPLogitsWarper(0.9)), _sampling(TopPLogitsWarper(0.9000001))),
-        (_sampling(EtaLogitsWarper(3.0e-4)), _sampling(EtaLogitsWarper(3.00001e-4))),
+        (_sampling(EpsilonLogitsWarper(3.0e-4)), _sampling(EpsilonLogitsWarper(3.00001e-4))),
         (_sampling(TopKLogitsWarper(5)), _sampling(TopKLogitsWarper(5), TopPLogitsWarper(0.9))),
         (_sampling(), _sampling(do_sample=False)),
         (_sampling(), _sampling(RepetitionPenaltyLogitsProcessor(1.2))),
     ],
-    ids=["top_p", "eta", "one more", "greedy", "reads the prefix"],
+    ids=["top_p", "epsilon", "one more", "greedy", "reads the prefix"],
 )
 def test_settings_that_differ_in_the_least_have_other_descriptions(
     one: Sampling, other: Sampling
@@ -82,3 +85,21 @@ def test_widely_spread_scores_are_filtered_as_in_transformers(top_p: float) -> N
     assert torch.equal(filter_nucleus(warper, near), warper(NO_PREFIX, near))
     many = (8 * scores(3.0, 0.125)).repeat(1, 20)
     assert torch.equal(filter_nucleus(warper, many), warper(NO_PREFIX, many))
+
+
+SETTINGS: dict[str, dict[str, Any]] = {
+    "EpsilonLogitsWarper": {"epsilon": 0.01},
+    "MinPLogitsWarper": {"min_p": 0.1},
+    "TemperatureLogitsWarper": {"temperature": 0.5},
+    "TopKLogitsWarper": {"top_k": 3},
+    "TopPLogitsWarper": {"top_p": 0.9},
+}
+
+
+@pytest.mark.parametrize("kind", sorted(PREFIX_FREE, key=lambda own: own.__name__))
+def test_processors_that_ignore_the_prefix_never_wait_for_the_device(kind: type) -> None:
+    warper = kind(**SETTINGS.get(kind.__name__, {}))
+    sampling = Sampling(LogitsProcessorList([warper]), do_sample=True)
+    logits = torch.randn(4, 9)
+    with FakeTensorMode(allow_non_fake_inputs=True):
+        assert sampling.processed_probs(logits).shape == (4, 9)

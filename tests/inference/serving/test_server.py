@@ -1,13 +1,10 @@
 """The ends of a server: drained, stopped in the middle of requests, or dead."""
 
-import shutil
 import signal
 import socket
-import ssl
 import subprocess
 import sys
 import time
-from pathlib import Path
 from threading import Event
 from typing import Any
 
@@ -22,20 +19,6 @@ from inference.serving.server import Server
 from inference.serving.settings import ServeSettings
 from jakiro.errors import ConfigError, ResourceError
 from jakiro.utils.settings import validate_settings
-
-
-def self_signed(folder: Path) -> dict[str, Path]:
-    """Return a new certificate for `localhost`, signed with its own key, as settings."""
-    openssl = shutil.which("openssl")
-    if openssl is None:
-        pytest.skip("the program openssl, which makes the certificate, is not installed")
-    paths = {"tls_cert": folder / "cert.pem", "tls_key": folder / "key.pem"}
-    words = ["req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2"]
-    names = ["-subj", "/CN=localhost", "-addext", "subjectAltName=DNS:localhost"]
-    files = ["-out", str(paths["tls_cert"]), "-keyout", str(paths["tls_key"])]
-    subprocess.run([openssl, *words, *names, *files], check=True, capture_output=True)
-    return paths
-
 
 LONG: dict[str, Any] = {"model": MODEL, "prompt": "def", "max_tokens": 30, "temperature": 0}
 
@@ -115,51 +98,6 @@ def test_other_machines_need_a_key() -> None:
         validate_settings(ServeSettings, {"host": host}, source="a test")
     keys = {"api_keys": ("secret-key-1",)}
     assert validate_settings(ServeSettings, {"host": host, **keys}, source="a test").host == host
-
-
-@pytest.mark.parametrize(("host", "warns"), [("0.0.0.0", True), ("127.0.0.1", False)])
-def test_keys_without_tls_are_warned_about(
-    host: str, warns: bool, caplog: pytest.LogCaptureFixture
-) -> None:
-    settings = ServeSettings(port=0, api_keys=("secret-key-1",), host=host)
-    server = Server(tiny_decoder, settings)
-    server._socket.close()
-    server.service.close()
-    assert ("unencrypted" in caplog.text) is warns
-
-
-@pytest.fixture(scope="module")
-def certificate(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """A certificate for `localhost`."""
-    return self_signed(tmp_path_factory.mktemp("tls"))
-
-
-def test_connections_with_tls(certificate: dict[str, Path]) -> None:
-    trusting = ssl.create_default_context(cafile=str(certificate["tls_cert"]))
-    with running(tiny_decoder(), host="localhost", **certificate) as server:
-        url = f"https://localhost:{server.address[1]}/v1"
-        with httpx2.Client(verify=trusting) as client:
-            body = {**LONG, "max_tokens": 5, "stream": True}
-            found = client.post(f"{url}/completions", json=body)
-            assert found.status_code == 200
-            assert found.text.endswith("data: [DONE]\n\n")
-            with pytest.raises(httpx2.ConnectError, match="IP address mismatch"):
-                client.get(f"https://127.0.0.1:{server.address[1]}/health")
-        with pytest.raises(httpx2.ConnectError, match="self-signed"):
-            httpx2.get(f"{url}/models")
-        assert server.url.startswith("https://127.0.0.1:")
-
-
-def test_a_wrong_certificate_is_refused(tmp_path: Path, certificate: dict[str, Path]) -> None:
-    other = tmp_path / "none.pem"
-    for paths in (
-        {**certificate, "tls_key": other},
-        {**certificate, "tls_key": certificate["tls_cert"]},
-    ):
-        with pytest.raises(ConfigError, match="--tls-cert"):
-            Server(tiny_decoder, ServeSettings(port=0, **paths))
-    with pytest.raises(ConfigError, match="must be given together"):
-        validate_settings(ServeSettings, {"tls_cert": other}, source="a test")
 
 
 _ENDLESS = """

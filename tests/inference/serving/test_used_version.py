@@ -17,13 +17,13 @@ from inference.adaptation.weights import adapted_names
 from inference.drafters.trained.drafter import TrainedDrafter
 from inference.serving import used_version
 from inference.serving.adaptation import Learner
-from inference.serving.scheduling.engine_thread import EngineThread, LoadedModel
+from inference.serving.engine_thread import EngineThread, LoadedModel
 from inference.serving.server import Server
 from inference.serving.settings import ServeSettings
 from inference.serving.telemetry import Telemetry
 from inference.serving.used_version import UsedVersion
 from inference.trees.shape import TreeShape
-from jakiro.errors import ConfigError, ResourceError
+from jakiro.errors import ConfigError
 
 IDENTITY = 32 * "a"
 
@@ -80,7 +80,6 @@ def test_the_newest_version_that_fits_is_used(
 ) -> None:
     assert used.number == 2
     assert used.newest_before(3) == 2
-    assert used.newest_before(3, without=[2]) == 0  # as in a purge, before versions are removed
     assert folder.numbers == [2]  # the other one is removed
     assert torch.equal(_down(drafter), before + 1)
     first, _, version = model.fingerprint.rpartition("_")
@@ -101,43 +100,19 @@ def test_nothing_changes_while_requests_are_decoded(
     assert torch.equal(_down(drafter), before + 1)
 
 
-def test_after_an_error_the_drafter_has_its_own_weights(
-    drafter: TrainedDrafter, before: torch.Tensor, used: UsedVersion
-) -> None:
-    version = used.read(2)
-    assert version is not None
-    version.weights["experts.down"] = torch.ones(7)
-    with pytest.raises(RuntimeError):
-        asyncio.run(used.replace(2, version))
-    assert used.number == 0
-    assert torch.equal(_down(drafter), before)
-
-
 def test_drafters_that_cannot_learn_are_refused() -> None:
     settings: dict[str, Any] = {"adapt": "shared", "learner": Learner(("true",), "lookup")}
     decoder = tiny_decoder()
     server = _server(decoder, **settings)
-    expected = "expected: a trained drafter with attention or experts; got: "
-    with pytest.raises(ConfigError, match=f"{expected}LookupDrafter"):
+    expected = "only a trained drafter with attention or experts learns"
+    with pytest.raises(ConfigError, match=f"{expected}.*LookupDrafter"):
         server()
     target = decoder.target
     model = tiny_drafter(target, VARIANTS["hidden-transfer"])
     drafter = TrainedDrafter(model, target, TreeShape(autoregressive_levels=1))
     other = SpeculativeDecoder(target.model, drafter, decoder.tokenizer, tree="fixed")
-    with pytest.raises(ConfigError, match=f"{expected}TrainedDrafter without them"):
+    with pytest.raises(ConfigError, match=expected):
         _server(other, **settings)()
-
-
-def test_too_little_memory_is_found_before_the_server_is_ready(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    memory = type("Memory", (), {"available": 1000})
-    monkeypatch.setattr(used_version.psutil, "virtual_memory", lambda: memory)
-    server = _server(
-        tiny_decoder(trained=True), adapt="shared", learner=Learner(("true",), "drafter")
-    )
-    with pytest.raises(ResourceError, match="no memory for a second copy"):
-        server()
 
 
 def _server(decoder: SpeculativeDecoder, learner: Learner, **settings: Any) -> Callable[[], int]:

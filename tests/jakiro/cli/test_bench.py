@@ -52,7 +52,7 @@ def test_one_command_measures_and_draws(
     document = read_document(file)
     assert document.prompts == 3
     assert document.settings.temperatures == (0.0, 1.0)
-    assert document.figures("drafter", 0.0).identical_to_target
+    assert document.figures("drafter", 0.0).identical_share == 1
     assert page.read_text().lower().startswith("<!doctype html>")
 
 
@@ -68,7 +68,7 @@ def test_drafters_that_need_no_training_are_measured_and_decode_exactly(
     assert bench(*words, "--num-prompts", "2", "--json", out, "--temperature", "0") == 0
     document = read_document(out)
     for name in ("own", "pair", "lookup", "lm", "more"):
-        assert document.figures(name, 0.0).identical_to_target
+        assert document.figures(name, 0.0).identical_share == 1
 
 
 def test_a_tree_goes_to_the_trained_drafter_of_a_pair(folder: Path) -> None:
@@ -120,7 +120,7 @@ def test_other_weights_of_the_target_are_possible_with_a_warning(
     assert "Weights of the target: float32." in shown.out
     document = read_document(out)
     assert document.settings.other_weights
-    assert all(method.identical_to_target for method in document.methods)
+    assert all(method.identical_share == 1 for method in document.methods)
 
 
 def test_sigterm_ends_with_what_was_measured(

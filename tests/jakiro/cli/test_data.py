@@ -78,8 +78,7 @@ def test_a_corpus_becomes_a_table_that_decoding_starts_with(
     folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (folder / "corpus").mkdir()
-    (folder / "corpus" / "a.py").write_text(TEXT)
-    write_jsonl(folder / "corpus" / "more.jsonl", [{"text": TEXT * 2}])
+    write_jsonl(folder / "corpus" / "a.jsonl", [{"text": TEXT}, {"text": TEXT * 2}])
     words = ["--corpus", folder / "corpus", "--tokenizer", folder / "target"]
     table = folder / "table"
     assert exit_code("prepare", "trigrams", *words, "--out", table) == 0

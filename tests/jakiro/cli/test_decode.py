@@ -50,14 +50,14 @@ def test_a_terminal_gets_no_control_characters(
 def test_a_prompt_is_a_chat_message_if_the_target_has_a_chat_template(
     chat_target: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    words = ["main(", "--target", chat_target, "--max-new-tokens", "8"]
+    words = ["lookup", "main(", "--target", chat_target, "--max-new-tokens", "8"]
     texts = {}
-    for extra in (("--drafter", "lookup"), ("--drafter=lookup", "--raw")):
+    for extra in ((), ("--raw",)):
         assert exit_code("generate", *words, *extra) == 0
         captured = capsys.readouterr()
         assert ("chat template" in captured.err) == ("--raw" not in extra)
         texts[extra] = captured.out.removesuffix("\n")
-    system = ("lookup", *words, "--system", "def")
+    system = (*words, "--system", "def")
     assert exit_code("generate", *system) == 0
     texts[system] = capsys.readouterr().out.removesuffix("\n")
     decoder = SpeculativeDecoder.from_pretrained("lookup", chat_target)

@@ -106,7 +106,6 @@ def test_an_imported_head_is_trained_further_and_exported(
         assert exit_code("export", trained, "--to", layout, "--out", out) == 0
         printed = capsys.readouterr().out
         assert "vllm serve" in printed
-        assert ("sglang.launch_server" in printed) is (layout == "eagle3")
         assert f"sha256 of model.safetensors: {checksum(out / 'model.safetensors')}" in printed
         checkpoint = read_checkpoint(out)
         assert torch.equal(checkpoint.tensor("lm_head.weight"), after.own_head.weight)
@@ -139,8 +138,6 @@ def test_a_drafter_of_another_architecture_is_exported_for_the_plugin(
     assert f"vllm serve {folder / 'target'} --speculative-config '{{" in printed
     assert (out / "model.safetensors").is_file()
     options = ("--to", "vllm", "--out", tmp_path / "other")
-    assert exit_code("export", tmp_path / "drafter", *options, "--without-layer-ids") == 2
-    assert "cannot be used with --to vllm" in capsys.readouterr().err
     other = tiny_llama(vocab=target.spec.vocab_size, seed=5, num_hidden_layers=7)
     other.save_pretrained(tmp_path / "target")
     assert exit_code("export", tmp_path / "drafter", *options, "--target", tmp_path / "target") == 2

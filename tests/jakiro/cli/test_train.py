@@ -1,8 +1,6 @@
 """`jakiro init` writes settings, and `jakiro train` estimates a run, and launches it."""
 
 import os
-import re
-import sys
 from pathlib import Path
 
 import pytest
@@ -13,11 +11,8 @@ from helpers.tokenizers import tiny_tokenizer
 from helpers.training import TEXTS, tiny_run, write_jsonl
 
 from jakiro.drafter import JakiroDrafter
-from jakiro.errors import ConfigError
-from jakiro.utils import progress
 from jakiro.utils.settings import dump_settings, load_settings
 from training.config import TrainSettings
-from training.launch import LaunchOptions, command
 
 REPOSITORY = Path(__file__).parents[3]
 
@@ -77,7 +72,7 @@ def test_a_dry_run_needs_no_weights_and_writes_nothing(
     (config.parent / "target" / "model.safetensors").unlink()
     before = sorted(config.parent.rglob("*"))
     words = ["--config", str(config), "--dry-run", "--processes", "2", "--device-memory", "80"]
-    assert run(*words, "--device-speed", "400") == 0
+    assert run(*words) == 0
     captured = capsys.readouterr()
     printed = captured.out
     for name in ("optimizer states", "activations", "states and cache", "disk", "TFLOP"):
@@ -87,14 +82,12 @@ def test_a_dry_run_needs_no_weights_and_writes_nothing(
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="needs a machine without a GPU")
-def test_a_dry_run_for_several_machines_elsewhere_needs_no_gpu_here(
+def test_a_dry_run_for_gpus_elsewhere_needs_no_gpu_here(
     config: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    hostfile = config.parent / "hosts"
-    hostfile.write_text("one slots=2\ntwo slots=2\n")
     words = ["--config", str(config), "--dry-run", "--set", "engine.device=cuda"]
-    words += ["--hostfile", str(hostfile), "--device-memory", "80"]
-    assert run(*words, "--micro-batch-size", "auto") == 0
+    words += ["--processes", "4", "--device-memory", "80", "--micro-batch-size", "auto"]
+    assert run(*words) == 0
     printed = capsys.readouterr().out
     assert "4 processes" in printed
     assert "80.0 GiB" in printed
@@ -108,28 +101,7 @@ def test_one_process_trains_here_with_the_largest_micro_batch_that_fits(
     folder = Path(printed.out.strip().splitlines()[-1])
     record = JakiroDrafter.from_pretrained(folder).config.record
     assert record["settings"]["batch"]["micro_batch_size"] == 4
-    use, bench = printed.err.splitlines()[-2:]
-    assert use == f"next: jakiro generate {folder} TEXT"  # as there is no chat template
-    assert bench == (
-        f"next: jakiro bench --target {config.parent / 'target'} --method transformers --method "
-        f"drafter={folder} --prompts PROMPTS.jsonl"
-    )
     assert "micro_batch_size: 4" in (config.parent / "run" / "config.yaml").read_text()
-
-
-@pytest.mark.slow
-def test_a_log_without_a_terminal_shows_the_progress_of_training_in_plain_lines(
-    config: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr(progress, "INTERVAL", 0.002)
-    words = ["--config", str(config), "--set", "steps=4", "--set", "evaluation.every=4"]
-    assert run(*words) == 0
-    shown = capsys.readouterr().err
-    assert "\x1b" not in shown
-    figures = r"loss \d+\.\d+, agreement [\d. ]+: 2 of 4, [\d,]+ tokens/s, 0:\d\d elapsed, about 0:"
-    assert re.search(rf"^drafter: {figures}\d\d left$", shown, re.MULTILINE), shown
-    begin, end = (shown.index(f"INFO evaluating the drafter after step {n}") for n in (0, 4))
-    assert begin < end
 
 
 @pytest.mark.distributed
@@ -143,21 +115,3 @@ def test_two_processes_are_launched(
     assert run(*words, "--set", "engine.zero_stage=2", "--micro-batch-size", "2") == 0
     folder = Path(capsys.readouterr().out.strip().splitlines()[-1])
     assert JakiroDrafter.from_pretrained(folder).config.record["training"]["step"] == 2
-
-
-def test_several_machines_are_passed_to_the_launcher(config: Path) -> None:
-    hostfile = config.parent / "hosts"
-    hostfile.write_text("one slots=4\ntwo slots=4\nthree slots=2\n")
-    settings = tiny_run(config.parent, engine={"device": "cpu"})
-    taking_part = LaunchOptions(hostfile=hostfile, nodes=2, deepspeed=("--master_addr", "one"))
-    assert taking_part.count(settings) == 8
-    assert LaunchOptions(processes=3, hostfile=hostfile).count(settings) == 8
-    words = command(settings, config, ["steps=2"], taking_part)
-    assert words[0] == sys.executable
-    assert words[3:] == [
-        *("--hostfile", str(hostfile), "--num_nodes", "2"),
-        *("--master_addr", "one", "--module", "training.train"),
-        *("--config", str(config), "--set", "steps=2"),
-    ]
-    with pytest.raises(ConfigError, match="too few machines"):
-        LaunchOptions(hostfile=hostfile, nodes=4).count(settings)

@@ -12,7 +12,7 @@ from helpers.serving import Running, running, tiny_decoder
 from inference.decoder import SpeculativeDecoder
 from inference.generation.incremental_text import IncrementalText
 
-SERVER_QUICK = ("--max-new-tokens", "8", "--samples", "60", "--top-k", "4", "--device", "cpu")
+SERVER_QUICK = ("--max-new-tokens", "8", "--device", "cpu")
 QUICK = ("--max-new-tokens", "4", "--samples", "50", "--top-k", "8", "--device", "cpu")
 
 
@@ -75,7 +75,6 @@ def test_other_weights_of_the_target_are_possible_with_a_warning(
     assert "made for other weights" in capsys.readouterr().err
     stored = json.loads(figures.read_text())
     assert stored["settings"]["other_weights"] is True
-    assert stored["gguf_sha256"] is None
 
 
 @pytest.fixture(scope="module")
@@ -96,20 +95,16 @@ def target(server: Running, tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 @pytest.mark.slow
-def test_a_lossless_server_gives_a_line_per_check_and_exit_code_0(
+def test_a_lossless_server_gives_exit_code_0(
     server: Running, target: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     file = tmp_path / "verify.json"
     words = ["verify", "--url", server.root, "--target", target, "--num-prompts", "3"]
     assert exit_code(*words, *SERVER_QUICK, "--json", file) == 0
-    lines = capsys.readouterr().out.splitlines()
-    names = ["greedy texts", "seeds", "sequence distribution", "token ranks", "impossible tokens"]
-    assert [line.split(":")[0] for line in lines[:5]] == [f"pass  {name}" for name in names]
-    assert lines[5].endswith("in float32: 5 of 5 checks passed")
-    stored = json.loads(file.read_text())
-    assert stored["passed"] is True
-    assert stored["url"] == server.url
-    assert [check["name"] for check in stored["checks"]] == names
+    greedy, verdict, *_ = capsys.readouterr().out.splitlines()
+    assert greedy.startswith("pass  greedy texts: 3 prompts")
+    assert verdict.endswith("in float32: 1 of 1 checks passed")
+    assert json.loads(file.read_text())["url"] == server.root
 
 
 def test_a_difference_gives_exit_code_1(
@@ -124,7 +119,7 @@ def test_a_difference_gives_exit_code_1(
         return correct(text, token_id).swapcase()
 
     monkeypatch.setattr(IncrementalText, "push", planted)
-    words = ["verify", "--url", server.url, "--target", target, "--sampled-prompts", "0"]
+    words = ["verify", "--url", server.url, "--target", target]
     assert exit_code(*words, *SERVER_QUICK) == 1
     lines = capsys.readouterr().out.splitlines()
     assert lines[0].startswith("FAIL  greedy texts: 8 prompts")

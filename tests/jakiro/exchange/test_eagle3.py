@@ -147,8 +147,8 @@ def _with_offset(index: int, offset: int) -> Weights:
 @pytest.mark.parametrize(
     ("weights", "changes", "message"),
     [
-        (_with_offset(3, 60), {}, "d2t with tokens from 0 to 60"),
-        (_with_offset(1, int(eagle3_weights()["d2t"][0]) - 1), {}, "the same token twice"),
+        (_with_offset(3, 60), {}, "d2t with different tokens from 0 to 60"),
+        (_with_offset(1, int(eagle3_weights()["d2t"][0]) - 1), {}, "d2t with different tokens"),
         (eagle3_weights() | {"t2d": torch.zeros(61).bool()}, {}, "t2d with the tokens of d2t"),
         (eagle3_weights(), {"draft_vocab_size": 24}, "draft_vocab_size 24"),
         (eagle3_weights() | {"fc.weight": torch.ones(32, 80)}, {}, "a different width"),

@@ -24,8 +24,7 @@ from jakiro.exchange.eagle3_export import (
     Layout,
     ServedTarget,
     export_eagle3,
-    serve_commands,
-    without_ids,
+    serve_command,
     write_export,
 )
 from jakiro.exchange.families import plan_import
@@ -140,39 +139,12 @@ def test_what_is_dropped_is_said_and_engines_find_all_keys() -> None:
     assert own["eagle_config"]["eagle_aux_hidden_state_layer_ids"] == list(LAYERS)
 
 
-def test_layer_indices_are_left_out_only_if_they_are_the_default_ones(tmp_path: Path) -> None:
-    target = TargetAdapter(tiny_llama(num_hidden_layers=8))
-    for layers in ((2, 4, 5), (2, 3, 5)):
-        arguments = BASE | {"trunk": WIDE | {"fusion_layers": layers}}
-        drafter = tiny_drafter(target, tiny_settings(**arguments))
-        exported = export_eagle3(drafter, "eagle3", FACTS)
-        record = drafter.config.target_record
-        if layers == (2, 3, 5):
-            with pytest.raises(ConfigError, match=r"default hidden states \[2, 4, 5\]"):
-                without_ids(exported, record)
-            continue
-        left = without_ids(exported, record)
-        assert "layer_ids" not in json.dumps(left.config)
-        write_export(left.weights, left.config, tmp_path / "exported")
-        plan = plan_import(read_checkpoint(tmp_path / "exported"))
-        assert plan.candidates(8)[0].trunk.fusion_layers == layers
-
-
 TARGET, FOLDER = "/models/the target's", 'exported/my "drafter"'
 
 
 @pytest.mark.parametrize("layout", ["eagle3", "vllm"])
 def test_quotes_and_spaces_in_paths_are_kept(layout: str) -> None:
-    words = shlex.split(serve_commands(layout, FOLDER, TARGET, 4)["vLLM"])
+    words = shlex.split(serve_command(layout, FOLDER, TARGET, 4))
     assert words[:4] == ["vllm", "serve", TARGET, "--speculative-config"]
     options = {"method": "eagle3", "model": FOLDER, "num_speculative_tokens": 4}
     assert json.loads(words[4]) == options
-
-
-def test_sglang_serves_only_the_layout_of_eagle3() -> None:
-    words = shlex.split(serve_commands("eagle3", FOLDER, TARGET, 4)["SGLang"])
-    assert words[words.index("--model-path") + 1] == TARGET
-    assert words[words.index("--speculative-draft-model-path") + 1] == FOLDER
-    assert words[words.index("--speculative-num-draft-tokens") + 1] == "5"
-    for layout in ("speculators", "vllm"):
-        assert "SGLang" not in serve_commands(layout, FOLDER, TARGET, 4)

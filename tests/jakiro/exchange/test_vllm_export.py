@@ -1,25 +1,21 @@
 """Exported drafters for the plug-in: their weights and facts, and what an import of them gives."""
 
-import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from helpers.imports import converted
 from helpers.models import tiny_drafter, tiny_llama, tiny_settings
 from helpers.variants import FEEDBACK, FUSED, HYBRID, NO_FIRST, OWN, WIDE
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from inference import vllm_plugin
 from inference.vllm_plugin.checks import check_draft_ids
 from jakiro.config import JakiroConfig
 from jakiro.drafter import JakiroDrafter
-from jakiro.errors import CheckpointError, ConfigError, TargetMismatch, TargetNotSupported
-from jakiro.exchange.checkpoint import read_checkpoint
+from jakiro.errors import ConfigError, TargetNotSupported
 from jakiro.exchange.eagle3_export import write_export
-from jakiro.exchange.families import plan_import
 from jakiro.exchange.vllm_export import ARCHITECTURE, export_vllm
 from jakiro.target.adapter import TargetAdapter
 from jakiro.utils.settings import merge
@@ -51,12 +47,9 @@ FORMS: dict[str, tuple[dict[str, Any], int, list[int]]] = {
 
 
 @pytest.mark.parametrize("name", FORMS)
-def test_an_export_contains_the_first_level_and_is_imported_again(
-    name: str, tmp_path: Path
-) -> None:
+def test_an_export_contains_the_first_level(name: str, tmp_path: Path) -> None:
     arguments, width, layers = FORMS[name]
-    model = tiny_llama()
-    target = TargetAdapter(model)
+    target = TargetAdapter(tiny_llama())
     drafter = _drafter(target, **arguments)
     if drafter.draft_ids is not None:
         drafter.draft_ids.copy_(2 * torch.arange(23) + 3)
@@ -74,14 +67,12 @@ def test_an_export_contains_the_first_level_and_is_imported_again(
     for key in own:
         assert weights[key].shape == again.state_dict()[key].shape, key
         assert torch.equal(weights[key], drafter.state_dict()[key][: len(weights[key])]), key
-    write_export(weights, config, tmp_path / "exported")
-    back = converted(tmp_path / "exported", model)
-    assert back.state_dict().keys() == again.state_dict().keys()
-    for key, part in back.state_dict().items():
-        assert torch.equal(part, drafter.state_dict()[key][: len(part)]), key
     settings = drafter.config.settings
     schedule = settings.schedule.model_copy(update={"parallel_levels": 0})
-    assert back.config.settings == settings.model_copy(update={"schedule": schedule})
+    assert again.config.settings == settings.model_copy(update={"schedule": schedule})
+    write_export(weights, config, tmp_path / "exported")
+    stored = load_file(tmp_path / "exported" / "model.safetensors")
+    assert all(torch.equal(part, weights[key]) for key, part in stored.items())
 
 
 def test_rows_of_the_targets_head_are_copied_for_a_draft_vocabulary() -> None:
@@ -134,38 +125,3 @@ def test_memory_from_keys_and_values_needs_layers_like_those_of_llama() -> None:
     torch.nn.init.ones_(biased.decoder.layers[1].self_attn.k_proj.bias)
     with pytest.raises(TargetNotSupported, match="without biases"):
         export_vllm(_drafter(biased), biased)
-
-
-def _export(folder: Path, **arguments: Any) -> Path:
-    target = TargetAdapter(tiny_llama())
-    exported = export_vllm(_drafter(target, **arguments), target)
-    write_export(exported.weights, exported.config, folder)
-    return folder
-
-
-def test_another_target_and_damaged_exports_are_refused(tmp_path: Path) -> None:
-    folder = _export(tmp_path / "exported")
-    with pytest.raises(TargetMismatch, match="fingerprint differs"):
-        converted(folder, tiny_llama(seed=7))
-    config = json.loads((folder / "config.json").read_text())
-    damaged = config | {"jakiro": config["jakiro"] | {"target": None}}
-    (folder / "config.json").write_text(json.dumps(damaged))
-    with pytest.raises(CheckpointError, match="the config that `jakiro export` wrote"):
-        plan_import(read_checkpoint(folder))
-    (folder / "config.json").write_text(json.dumps(config))
-    weights = load_file(folder / "model.safetensors")
-    for changed in ({"other": torch.zeros(2)}, {"experts.down": torch.zeros(2)}):
-        save_file(weights | changed, folder / "model.safetensors")
-        with pytest.raises(CheckpointError, match=next(iter(changed)).replace(".", r"\.")):
-            plan_import(read_checkpoint(folder))
-
-
-def test_a_draft_vocabulary_that_was_shifted_or_permuted_is_refused(tmp_path: Path) -> None:
-    folder = _export(tmp_path / "exported", trunk=FEEDBACK, draft_vocab_size=23)
-    file = folder / "model.safetensors"
-    weights = load_file(file)
-    ids = weights["draft_ids"]
-    for wrong in (ids + 1, ids.roll(1), ids.flip(0)):
-        save_file(weights | {"draft_ids": wrong.contiguous()}, file)
-        with pytest.raises(CheckpointError, match="draft_ids as they were exported"):
-            plan_import(read_checkpoint(folder))

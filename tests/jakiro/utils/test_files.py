@@ -17,13 +17,6 @@ from jakiro.utils.files import (
 )
 
 
-def test_written_content_is_read_back(tmp_path: Path) -> None:
-    path = tmp_path / "file"
-    for content, stored in (("é\n", "é\n".encode()), (b"\x00\xff", b"\x00\xff")):
-        write_atomically(path, content)
-        assert path.read_bytes() == stored
-
-
 def test_an_interrupted_write_keeps_the_old_content_and_leaves_no_litter(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -1,6 +1,5 @@
 """Configurations and drafters can be named; commands name the extra of a package they lack."""
 
-import json
 import os
 import re
 import subprocess
@@ -13,7 +12,6 @@ from helpers.models import tiny_llama
 from helpers.tokenizers import tiny_tokenizer
 
 from jakiro.drafter import JakiroDrafter
-from jakiro.errors import ConfigError
 from jakiro.utils.packaged import (
     EXTRAS,
     assets_of,
@@ -28,7 +26,6 @@ from jakiro.utils.settings import read_layered_yaml
 
 NAME = "smollm2-135m-instruct"
 ROOT = Path(__file__).parents[3]
-RESULTS = ROOT / "docs" / "benchmarks" / "results"
 
 
 _OPTIONAL = sorted({package for packages in EXTRAS.values() for package in packages})
@@ -67,33 +64,11 @@ def test_a_file_anywhere_extends_a_packaged_configuration(tmp_path: Path) -> Non
     assert read_layered_yaml(Path("drafters/eagle3")) == original
 
 
-def test_the_error_for_a_file_of_a_checkout_suggests_the_packaged_name(tmp_path: Path) -> None:
-    path = tmp_path / "own.yaml"
-    for written, name in (
-        ("configs/base.yaml", "base"),
-        ("drafters/eagle3.yaml", "drafters/eagle3"),
-    ):
-        path.write_text(f"extends: {written}\n")
-        with pytest.raises(ConfigError, match=f"without a suffix, such as {name}$"):
-            read_layered_yaml(path)
-
-
 def test_a_drafter_is_named_after_its_target() -> None:
     assert NAME in packaged_names()
     folder = packaged_drafter(NAME)
     assert folder == assets_of(NAME) / "drafter"
     assert JakiroDrafter.from_pretrained(NAME).config.target_record.name_or_path == NAME
-
-
-@pytest.mark.parametrize("prompts", ["humaneval", "mt_bench", "summarize"])
-def test_the_card_of_a_drafter_has_the_measured_tau(prompts: str) -> None:
-    card = (assets_of(NAME) / "drafter" / "README.md").read_text()
-    assert "not measured, because" not in card
-    for path in RESULTS.glob(f"smollm2-fp32-{prompts}-t*.json"):
-        measured = json.loads(path.read_text())["methods"]
-        (trained,) = [method for method in measured if method["name"] == "trained"]
-        figures = (trained["temperature"], trained["tau"], trained["tokens"])
-        assert "| {:g} | {:.2f} | {} |".format(*figures) in card
 
 
 def test_other_names_are_those_of_no_packaged_drafter() -> None:

@@ -11,12 +11,11 @@ from helpers.models import tiny_llama
 from helpers.tokenizers import tiny_tokenizer
 from huggingface_hub import constants
 from safetensors.torch import load_file, save_file
-from transformers import GenerationConfig, Qwen2Config
+from transformers import Qwen2Config
 
 from jakiro.errors import CheckpointError
 from jakiro.utils.pretrained import (
     describe_model,
-    end_ids,
     is_hub_reachable,
     load_causal_lm,
     load_config,
@@ -138,9 +137,3 @@ def test_adapters_have_the_tokenizer_of_their_model(saved: Path, tmp_path: Path)
     for tokenizer in (load_tokenizer(adapters), local_tokenizer(adapters)):
         assert tokenizer is not None
         assert tokenizer.get_vocab() == tiny_tokenizer().get_vocab()
-
-
-def test_the_tokens_that_end_a_text_are_a_list() -> None:
-    for ends, expected in ((None, []), (0, [0]), ([3, 4], [3, 4])):
-        assert end_ids(GenerationConfig(eos_token_id=ends)) == expected
-    assert end_ids(None) == []

@@ -37,14 +37,6 @@ def responses(tokenizer: PreTrainedTokenizerBase, document: Document) -> list[st
     ]
 
 
-def test_a_text_is_all_response_and_ends_with_the_end_of_sequence() -> None:
-    tokenizer = tiny_tokenizer()
-    (document,) = encode(tokenizer, {"text": TEXTS[0]})
-    assert document.is_response.all()
-    assert document.token_ids[-1] == tokenizer.eos_token_id
-    assert tokenizer.decode(document.token_ids[:-1].tolist()) == TEXTS[0]
-
-
 @pytest.mark.parametrize("mark", [{"weight": 0}, {"train": False}, {"loss": 0.0}])
 def test_turns_that_say_so_are_not_learned(mark: dict[str, Any]) -> None:
     tokenizer = tiny_tokenizer(CHAT_TEMPLATE)

@@ -1,6 +1,7 @@
 """Regeneration replaces the answers in the data with the target's, also after interruptions."""
 
 import json
+from collections.abc import Generator
 from copy import deepcopy
 from pathlib import Path
 from typing import Any
@@ -13,19 +14,16 @@ from helpers.training import CHAT_TEMPLATE, TEXTS, write_jsonl
 from transformers import LlamaForCausalLM
 
 from inference import SpeculativeDecoder
-from inference.drafters.aded.drafter import AdedDrafter
-from inference.drafters.combined.drafter import CombinedDrafter
-from inference.drafters.lookup import LookupDrafter
-from inference.drafters.small_lm import SmallLMDrafter
 from jakiro.errors import ConfigError, DataError
 from jakiro.target.adapter import TargetAdapter
 from training.data.generation import OutputFile, RegenerationSettings
 from training.data.regeneration import (
+    Answer,
     RegenerationCounts,
     Regenerator,
-    fingerprint_fields,
+    new_fields,
 )
-from training.data.sources import find_sources
+from training.data.sources import Record, find_sources
 
 TOKENIZER = tiny_tokenizer(CHAT_TEMPLATE)
 CHATS = [
@@ -153,18 +151,9 @@ def test_greedy_records_do_not_depend_on_a_drafter_or_the_seed(
 def test_sampled_records_of_one_drafter_are_not_continued_with_another(
     target: LlamaForCausalLM, data: Path, tmp_path: Path
 ) -> None:
-    settings = RegenerationSettings(max_new_tokens=12, prompt_tokens=8, temperature=1.0)
-    small = SmallLMDrafter(tiny_llama(vocab=len(TOKENIZER), num_hidden_layers=1), target)
-    other = SmallLMDrafter(tiny_llama(vocab=len(TOKENIZER), num_hidden_layers=2), target)
-    pairs = (CombinedDrafter(small, AdedDrafter()), CombinedDrafter(other, LookupDrafter()))
-    trained = tiny_drafter(TargetAdapter(target))
-    drafters = (None, LookupDrafter(), AdedDrafter(), small, other, *pairs, trained)
-    sources = find_sources([str(data)])
-    decoders = [
-        SpeculativeDecoder(target, drafter, TOKENIZER, tree="fixed") for drafter in drafters
-    ]
-    fingerprints = [fingerprint_fields(decoder, settings, sources) for decoder in decoders]
-    assert len({fields["drafter"] for fields in fingerprints}) == len(drafters)
+    write(regenerator(target, temperature=1.0), data, tmp_path / "out.jsonl")
+    with pytest.raises(ConfigError, match=r"other settings \(drafter differs\)"):
+        write(regenerator(target, True, temperature=1.0), data, tmp_path / "out.jsonl")
 
 
 def test_a_file_made_with_other_settings_or_another_target_or_data_is_refused(
@@ -219,3 +208,78 @@ def test_an_unusable_record_is_named_or_skipped_and_counted(
     out = tmp_path / "skipping.jsonl"
     assert write(regenerator(target, skip_bad_records=True), data, out).left_out == 1
     assert [record["record"] for record in records_of(out)] == [1, 3]
+
+
+CHAT = CHATS[1]
+
+
+def ask(question: list[int]) -> Generator[list[int], Answer, Answer]:
+    """Yield a question, and return its answer."""
+    return (yield question)
+
+
+def _answer(text: str, is_cut: bool = False) -> Answer:
+    return Answer(TOKENIZER(text)["input_ids"], text, is_cut)
+
+
+def _regenerated(
+    fields: dict[str, Any], *answers: Answer, tokenizer: Any = TOKENIZER, prompt_tokens: int = 8
+) -> tuple[list[list[int]], dict[str, Any]]:
+    """Return the questions of a record's dialogue, and the new record with the given answers."""
+    dialogue = new_fields(Record(fields, "data.jsonl:1"), tokenizer, prompt_tokens, ask)
+    questions = [next(dialogue)]
+    for answer in answers[:-1]:
+        questions.append(dialogue.send(answer))
+    with pytest.raises(StopIteration) as end:
+        dialogue.send(answers[-1])
+    return questions, end.value.value
+
+
+@pytest.mark.parametrize(("prompt_tokens", "kept"), [(3, 3), (100, 6)])
+def test_a_text_keeps_its_first_tokens_but_at_most_half_of_them(
+    prompt_tokens: int, kept: int
+) -> None:
+    ids = list(range(40, 52))
+    text = TOKENIZER.decode(ids)
+    assert TOKENIZER(text)["input_ids"] == ids
+    (start,), record = _regenerated({"text": text}, _answer(" end"), prompt_tokens=prompt_tokens)
+    assert start == ids[:kept]
+    assert record == {"text": TOKENIZER.decode(start) + " end"}
+
+
+def test_token_ids_before_the_first_response_are_kept() -> None:
+    fields = {"input_ids": [40, 41, 42, 43, 44], "loss_mask": [0, 0, 1, 0, 1]}
+    (prompt,), record = _regenerated(fields, Answer([7, 8, 9], "...", is_cut=True))
+    assert prompt == [40, 41]
+    assert record == {"input_ids": [40, 41, 7, 8, 9], "loss_mask": [0, 0, 1, 1, 1]}
+
+
+def test_only_answers_and_texts_that_were_cut_off_are_marked() -> None:
+    _, chat = _regenerated({"messages": CHAT}, _answer("Two", is_cut=True), _answer("2"))
+    assert ["is_cut" in message for message in chat["messages"]] == [False, True, False, False]
+    for is_cut in (False, True):
+        _, text = _regenerated({"text": "def main(argument):"}, _answer(" pass", is_cut))
+        assert text.get("is_cut", False) is is_cut
+
+
+def test_tool_calls_stay_because_their_results_follow() -> None:
+    template = CHAT_TEMPLATE.replace("m.content", "(m.content or m.tool_calls[0].name)")
+    call = {"role": "assistant", "tool_calls": [{"name": "add"}]}
+    chat = [CHAT[0], call, {"role": "tool", "content": "2"}, CHAT[1]]
+    fields = {"messages": chat, "tools": [{"name": "add"}]}
+    tokenizer = tiny_tokenizer(template)
+    (question,), got = _regenerated(fields, _answer("Two."), tokenizer=tokenizer)
+    assert tokenizer.decode(question).endswith("<assistant>add</s><tool>2</s><assistant>")
+    assert got["messages"][:3] == chat[:3]
+    assert got["messages"][3]["content"] == "Two."
+    assert got["tools"] == fields["tools"]
+
+
+@pytest.mark.parametrize("fields", [{"messages": CHAT[:1]}, {"text": "ab"}])
+def test_an_answer_that_is_cut_ends_with_a_whole_character(fields: dict[str, Any]) -> None:
+    ids = TOKENIZER("naïve 漢")["input_ids"][:-1]
+    text = TOKENIZER.decode(ids)
+    assert text.endswith("\ufffd")
+    _, record = _regenerated(fields, Answer(ids, text, is_cut=True))
+    written = record["messages"][-1]["content"] if "messages" in record else record["text"]
+    assert written.endswith("naïve ")

@@ -1,24 +1,16 @@
 """Validation documents, prompts and the draft vocabulary, chosen from the documents."""
 
-import shutil
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-from helpers.training import TEXTS, tiny_run
 from hypothesis import given
 from hypothesis import strategies as st
 
-from inference import SpeculativeDecoder
-from jakiro.drafter import JakiroDrafter
 from jakiro.errors import DataError
-from training.config import TrainSettings
 from training.data.selection import automatic_size, choose_draft_ids, prompts_of, split_validation
 from training.data.token_store import TokenStore
-from training.setup.preparation import prepare
-from training.train import train
 
 LENGTHS = (9, 30, 12, 50, 8, 21)
 
@@ -136,42 +128,3 @@ def test_the_automatic_size_is_the_smallest_that_covers_97_percent(
     counts[vocab_size - num_others :] = 1
     shuffled = np.random.default_rng(0).permutation(counts)
     assert automatic_size(shuffled) == expected
-
-
-def _run(folder: Path, size: int | str) -> TrainSettings:
-    return tiny_run(folder, drafter={"draft_vocab_size": size})
-
-
-def test_a_run_with_a_vocabulary_of_its_own_decodes_losslessly(workshop: Path) -> None:
-    folder = train(_run(workshop, 24))
-    drafter = JakiroDrafter.from_pretrained(folder)
-    ids = drafter.draft_ids
-    assert ids is not None
-    assert len(ids) == 24
-    assert ids.tolist() != list(range(24))
-    decoder = SpeculativeDecoder.from_pretrained(folder, tree="fixed")
-    for text in TEXTS[:3]:
-        prompt = decoder.tokenizer(text[:20], return_tensors="pt")
-        expected = decoder.target.model.generate(**prompt, do_sample=False, max_new_tokens=24)
-        got = decoder.generate(text[:20], max_new_tokens=24)
-        assert got.sequences.tolist() == expected.tolist()
-
-
-@pytest.mark.slow
-def test_an_automatic_size_is_kept_as_a_number_also_by_a_resumed_run(
-    workshop: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("training.data.selection.AUTO_DRAFT_VOCAB_SIZES", (16, 24, 32))
-    settings = _run(workshop, "auto")
-    inputs = prepare(settings)
-    assert inputs.draft_ids is not None
-    folder = train(settings)
-    drafter = JakiroDrafter.from_pretrained(folder)
-    assert drafter.draft_ids is not None
-    assert drafter.draft_ids.tolist() == inputs.draft_ids.tolist()
-    assert drafter.config.drafter is not None
-    assert drafter.config.drafter["draft_vocab_size"] == len(inputs.draft_ids) in (24, 32)
-    shutil.rmtree(folder)  # the run resumes from its last checkpoint
-    assert train(settings) == folder
-    again = JakiroDrafter.from_pretrained(folder)
-    assert torch.equal(drafter.draft_ids, again.draft_ids)

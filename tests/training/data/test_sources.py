@@ -81,12 +81,3 @@ def test_a_data_set_by_name_is_read_through_the_datasets_library(
     assert source.fingerprint() == source.fingerprint() != ""
     with pytest.raises(DataError, match="cannot load the dataset"):
         list(Source(name, "no such split").records())
-
-
-def test_the_fingerprint_follows_the_content_not_the_name(tmp_path: Path) -> None:
-    paths = [
-        write_jsonl(tmp_path / name, records)
-        for name, records in (("a.jsonl", RECORDS), ("b.jsonl", RECORDS), ("c.jsonl", RECORDS[:1]))
-    ]
-    same, also, other = (source.fingerprint() for source in find_sources(list(map(str, paths))))
-    assert same == also != other

@@ -1,7 +1,6 @@
 """Synthesized data: its form, its filters, and its independence of batches and interruptions."""
 
 import json
-from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -14,13 +13,18 @@ from transformers import LlamaForCausalLM
 
 from inference import SpeculativeDecoder
 from jakiro.errors import DataError
-from training.data.candidates import Candidate, ConversationKind, lagging_kind
 from training.data.dialogues import Dialogue
 from training.data.documents import encode_documents
 from training.data.generation import OutputFile, SynthesisSettings
 from training.data.rendering import Chat, render_user_opening
 from training.data.sources import find_sources
-from training.data.synthesis import InLoop, SynthesisCounts, Synthesizer, ends_in_loop, repeats
+from training.data.synthesis import (
+    Candidate,
+    InLoop,
+    SynthesisCounts,
+    Synthesizer,
+    ends_in_loop,
+)
 
 TOKENIZER = tiny_tokenizer(CHATML)
 SMALL = {"conversations": 6, "max_question_tokens": 24, "max_new_tokens": 12, "seed": 3}
@@ -59,60 +63,31 @@ def test_conversations_alternate_and_are_data_that_training_reads(
     assert len(documents) == 6
 
 
-@pytest.mark.parametrize(
-    ("greedy", "multi_turn"), [(0.0, 0.3), (0.1, 1.0), (0.3, 0.3), (0.5, 0.0), (1.0, 0.3)]
-)
-def test_the_next_kind_brings_every_share_closest_to_its_setting(
-    greedy: float, multi_turn: float
-) -> None:
-    settings = SynthesisSettings(conversations=1, greedy=greedy, multi_turn=multi_turn)
-    numbers: Counter[ConversationKind] = Counter()
-    for total in range(1, 101):
-        numbers[lagging_kind(settings, numbers)] += 1
-        num_greedy = numbers[ConversationKind(True, False)] + numbers[ConversationKind(True, True)]
-        assert abs(num_greedy - greedy * total) <= 0.5 + 1e-9
-        for is_greedy, size in ((True, num_greedy), (False, total - num_greedy)):
-            assert abs(numbers[ConversationKind(is_greedy, True)] - multi_turn * size) <= 0.5 + 1e-9
-
-
 class Choosy(Synthesizer):
     """Drops two of three answers that are greedy."""
 
     def _answer(self, candidate: Candidate, turn: int) -> Dialogue[dict[str, Any] | None]:
         answer = yield from super()._answer(candidate, turn)
-        return None if candidate.wanted.is_greedy and candidate.number % 3 else answer
+        return None if candidate.is_greedy and candidate.number % 3 else answer
 
 
-class Forbidding(Synthesizer):
-    """Drops all answers that are greedy."""
-
-    def _answer(self, candidate: Candidate, turn: int) -> Dialogue[dict[str, Any] | None]:
-        answer = yield from super()._answer(candidate, turn)
-        return None if candidate.wanted.is_greedy else answer
-
-
-def test_shares_depend_neither_on_dropped_candidates_nor_on_batches_nor_on_interruptions(
+def test_records_depend_neither_on_batches_nor_on_interruptions(
     target: LlamaForCausalLM, tmp_path: Path
 ) -> None:
-    changes: dict[str, Any] = {"kind_of_writer": Choosy, "multi_turn": 0.5, "greedy": 0.25}
+    changes: dict[str, Any] = {"kind_of_writer": Choosy, "multi_turn": 0.5}
     whole, counts = _write(target, tmp_path / "whole.jsonl", conversations=8, **changes)
     assert sum(counts.dropped.values()) > 0
-    assert counts.greedy == sum(record["messages"][1]["greedy"] for record in whole) == 2
+    greedy = sum(record["messages"][1]["greedy"] for record in whole)
+    multi_turn = sum(len(record["messages"]) > 2 for record in whole)
+    assert (counts.greedy, counts.multi_turn) == (greedy, multi_turn)
+    assert 0 < greedy < 8
     path = tmp_path / "parts.jsonl"
     for conversations, size in ((1, 1), (6, 5), (8, 3)):
         parts: dict[str, Any] = {"conversations": conversations, "batch_size": size}
         records, counts = _write(target, path, **parts, **changes)
         assert records == whole[:conversations]
     assert path.read_bytes() == (tmp_path / "whole.jsonl").read_bytes()
-    assert (counts.records, counts.greedy) == (2, 2)
-
-
-def test_a_kind_without_usable_answers_is_given_up(
-    target: LlamaForCausalLM, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("training.data.synthesis.LONGEST_SILENCE", 20)
-    with pytest.raises(DataError, match=r"20 attempts in a row .*--greedy"):
-        _write(target, tmp_path / "own.jsonl", kind_of_writer=Forbidding, greedy=1.0)
+    assert (counts.records, counts.greedy) == (2, greedy)
 
 
 def test_base_models_write_texts(target: LlamaForCausalLM, tmp_path: Path) -> None:
@@ -167,12 +142,6 @@ def test_the_users_text_begins_after_the_header_of_the_turn(name: str) -> None:
     longer = render_user_opening(tokenizer, Chat(answered, None, "here"))
     assert longer.startswith(opening + "Why is that so?")
     assert longer != opening
-
-
-def test_loops_are_recognised() -> None:
-    assert not repeats(list(range(100)))
-    assert not repeats([1, 2, 3] * 3)
-    assert repeats([1, 2, 3, 4, 5, 6, 7, 8] * 4)
 
 
 def test_a_text_ends_as_soon_as_it_loops() -> None:

@@ -110,12 +110,11 @@ def test_documents_know_their_lines_whatever_was_dropped_between_them(tmp_path: 
     paths = [str(first), str(second)]
     for _ in range(2):  # from the files, then from the cache
         store = open_tokens(paths, tiny_tokenizer(), tmp_path / "cache", skip_bad_records=True)
-        assert store.describe([0]) == f"{first}:1"
-        assert store.describe([0, 1]) == f"{first}:1, {second}:3"
+        assert [store.location(n) for n in (0, 1)] == [f"{first}:1", f"{second}:3"]
     second = second.rename(tmp_path / "moved.jsonl")
     paths = [str(first), str(second)]
     store = open_tokens(paths, tiny_tokenizer(), tmp_path / "cache", skip_bad_records=True)
-    assert store.describe([1]) == f"{second}:3"
+    assert store.location(1) == f"{second}:3"
 
 
 def _document(*token_ids: int, responses: int = 1) -> Document:

@@ -52,18 +52,15 @@ def whole(_workshop: Path, tmp_path_factory: pytest.TempPathFactory) -> TrainSet
     return finished_run(_workshop, tmp_path_factory, RUN)
 
 
-@pytest.fixture(scope="module")
-def long(_workshop: Path, tmp_path_factory: pytest.TempPathFactory) -> TrainSettings:
-    """Return the settings of a finished, uninterrupted run of 16 steps."""
-    return finished_run(_workshop, tmp_path_factory, LONG)
-
-
 def finished_run(
-    workshop: Path, tmp_path_factory: pytest.TempPathFactory, changes: dict[str, Any]
+    workshop: Path,
+    tmp_path_factory: pytest.TempPathFactory,
+    changes: dict[str, Any],
+    num_processes: int = 1,
 ) -> TrainSettings:
     folder = shutil.copytree(workshop, tmp_path_factory.mktemp("whole") / "workshop")
     settings = tiny_run(folder, **changes)
-    train_in_processes(settings, folder)
+    train_in_processes(settings, folder, num_processes)
     return settings
 
 
@@ -105,17 +102,6 @@ def kill(settings: TrainSettings, workshop: Path, is_time: Callable[[], bool]) -
     return trainee.kill_when(is_time)
 
 
-@pytest.mark.slow
-def test_a_run_that_is_killed_three_times_ends_like_an_uninterrupted_run(
-    workshop: Path, whole: TrainSettings
-) -> None:
-    settings = tiny_run(workshop, **RUN)
-    for line in (2, 6, 9):
-        assert kill(settings, workshop, reaches(settings, line)), line
-    train_in_processes(settings, workshop)
-    assert_same(whole, settings)
-
-
 def test_an_interrupted_run_saves_its_last_step_and_ends_like_an_uninterrupted_run(
     workshop: Path, whole: TrainSettings
 ) -> None:
@@ -150,10 +136,7 @@ SHARED: dict[str, Any] = {**RUN, "batch": {"micro_batch_size": 1}}
 @pytest.fixture(scope="module")
 def shared(_workshop: Path, tmp_path_factory: pytest.TempPathFactory) -> TrainSettings:
     """Return the settings of a finished, uninterrupted run of two processes."""
-    folder = shutil.copytree(_workshop, tmp_path_factory.mktemp("shared") / "workshop")
-    settings = tiny_run(folder, **SHARED)
-    train_in_processes(settings, folder, num_processes=2)
-    return settings
+    return finished_run(_workshop, tmp_path_factory, SHARED, num_processes=2)
 
 
 def workers_of(launched: psutil.Process) -> list[psutil.Process]:
@@ -233,9 +216,10 @@ def test_a_second_interruption_ends_the_run_at_once() -> None:
 
 @pytest.mark.faults
 def test_a_run_that_is_killed_anywhere_ends_like_an_uninterrupted_run(
-    workshop: Path, long: TrainSettings
+    workshop: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     """Kill ten runs at random steps, and ten while a checkpoint or a drafter is written."""
+    whole = finished_run(workshop, tmp_path_factory, LONG)
     generator = random.Random(0)
     points: list[tuple[int, str | None]] = [(generator.randint(1, 18), None) for _ in range(10)]
     points += [(generator.randint(1, 14), name) for name in WRITTEN * 2]
@@ -247,7 +231,7 @@ def test_a_run_that_is_killed_anywhere_ends_like_an_uninterrupted_run(
         assert is_killed or name is not None
         num_killed += is_killed
         train_in_processes(settings, workshop)
-        assert_same(long, settings)
+        assert_same(whole, settings)
     assert num_killed >= 14  # some paths exist too briefly to be noticed
 
 

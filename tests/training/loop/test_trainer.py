@@ -10,56 +10,11 @@ from helpers.interruptions import PowerCutError, interrupt_after
 from helpers.training import TinyTraining, batch_for, tiny_run, tiny_training
 from helpers.variants import VARIANTS
 from torch import Tensor
-from torch.nn.utils import get_total_norm
 
-from training.config import anchor_rule
-from training.data.sampler import Sampler
 from training.loop.metrics import read_metrics
-from training.loop.trainer import Trainer, build_deepspeed_config
-from training.module import TargetReader, TrainingModule
-from training.processes import join_processes, launch_environment
-from training.setup.preparation import prepare
+from training.loop.trainer import build_deepspeed_config
+from training.module import TrainingModule
 from training.train import train
-
-
-def test_the_engine_has_the_drafter_and_nothing_of_the_target(workshop: Path) -> None:
-    settings = tiny_run(workshop)
-    with launch_environment("cpu"):
-        inputs = prepare(settings)
-        drafter = inputs.build_drafter()
-        reader = TargetReader(inputs.target, drafter, 48, torch.float32)
-        sampler = Sampler(
-            inputs.sequences, sequences_per_step=4, rule=anchor_rule(settings), seed=0
-        )
-        with join_processes("cpu") as processes:
-            engine = Trainer(drafter, reader, sampler, settings, processes).engine
-            updated = [part for group in engine.optimizer.param_groups for part in group["params"]]
-            wanted = {id(part) for part in drafter.parameters()}
-            assert {id(part) for part in engine.module.parameters()} == wanted
-            assert {id(part) for part in updated} == wanted
-            outside = set(map(id, inputs.target.model.modules()))
-            assert not outside & set(map(id, engine.modules()))
-            engine.destroy()
-    assert not any(part.requires_grad for part in inputs.target.model.parameters())
-
-
-def test_the_norm_of_the_gradient_is_computed_once_in_a_step(
-    workshop: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    norms: list[Tensor] = []
-
-    def norm_of(gradients: list[Tensor]) -> Tensor:
-        norms.append(get_total_norm(gradients))
-        return norms[-1]
-
-    monkeypatch.setattr("training.loop.trainer.get_total_norm", norm_of)
-    batch = {"global_batch_size": 4, "micro_batch_size": 2}
-    settings = tiny_run(workshop, steps=2, batch=batch, evaluation={"num_prompts": 0}, log_every=1)
-    train(settings)
-    recorded = [
-        line["gradient_norm"] for line in read_metrics(settings.run_folder) if "loss" in line
-    ]
-    assert recorded == pytest.approx([float(norm) for norm in norms])
 
 
 @pytest.mark.parametrize(

@@ -8,18 +8,15 @@ from helpers.candidates import assert_well_formed
 from hypothesis import given
 from hypothesis import strategies as st
 
-from inference.drafters.aded.drafter import SearchSettings, search, share_visits
+from inference.drafters.aded.drafter import EXPLORATION, EXPLORATION_GROWTH, search, share_visits
 from inference.drafters.aded.table import TrigramTable
 from inference.drafters.candidates import Candidates
-
-SETTINGS = SearchSettings()
 
 
 def _visited_one_by_one(weights: list[float], visits: int) -> list[int]:
     """Return the visits of each child if each visit but the first goes to the highest value."""
     counts = [0] * len(weights)
-    growth = SETTINGS.exploration_growth
-    factor = SETTINGS.exploration + log((visits + growth + 1) / growth)
+    factor = EXPLORATION + log((visits + EXPLORATION_GROWTH + 1) / EXPLORATION_GROWTH)
     for _ in range(visits - 1):
         values = [
             weight + factor * weight * sqrt(visits) / (1 + count)
@@ -34,7 +31,7 @@ def _visited_one_by_one(weights: list[float], visits: int) -> list[int]:
     visits=st.sampled_from([2, 10, 50, 150]),
 )
 def test_shares_are_what_visits_one_by_one_come_to(weights: list[float], visits: int) -> None:
-    shares = share_visits(float(visits), weights, SETTINGS)
+    shares = share_visits(float(visits), weights)
     assert sum(shares) == pytest.approx(visits - 1)
     counts = _visited_one_by_one(weights, visits)
     for share, count in zip(shares, counts, strict=True):
@@ -50,7 +47,7 @@ def test_trees_hold_different_siblings_below_likelier_parents(
     stream: list[int], num_nodes: int, depth: int
 ) -> None:
     table = _learnt(stream)
-    found = search(table, *stream[-2:], num_nodes, depth, SETTINGS)
+    found = search(table, *stream[-2:], num_nodes, depth)
     assert_well_formed(found, num_nodes, depth)
     for node, parent in enumerate(found.parents.tolist()):
         before = [*stream[-2:], *(int(found.token_ids[each]) for each in _path(found, parent))]
@@ -59,10 +56,10 @@ def test_trees_hold_different_siblings_below_likelier_parents(
 
 def test_the_most_visited_candidates_come_first_and_smaller_trees_are_their_beginning() -> None:
     table = _learnt([1, 2, 3, 4, 1, 2, 3, 5, 1, 2, 3, 4, 1, 2])
-    large = search(table, 1, 2, 20, 6, SETTINGS)
+    large = search(table, 1, 2, 20, 6)
     assert (np.diff(large.scores) <= 0).all()
     assert large.token_ids[:2].tolist() == [3, 4]
-    small = search(table, 1, 2, 3, 6, SETTINGS)
+    small = search(table, 1, 2, 3, 6)
     assert small.token_ids.tolist() == large.token_ids[:3].tolist()
     assert large.best(3).parents.tolist() == small.parents.tolist()
 

@@ -8,7 +8,6 @@ from inference.drafters.candidates import Candidates
 from inference.drafters.combined.knowledge import (
     Calibration,
     CandidatePool,
-    CombinedSettings,
     Knowledge,
     SampledNodes,
     sampled_budget,
@@ -24,7 +23,7 @@ def _candidate(source: int, depth: int, score: float) -> tuple[np.ndarray, np.nd
 
 
 def test_rates_converge_to_those_of_a_source_whatever_its_scores() -> None:
-    calibration = Calibration((1.0, 0.5), doubt=8.0, memory=400.0)
+    calibration = Calibration()
     random = np.random.default_rng(0)
     truth = {(0, 1, 0.9): 0.2, (0, 3, 0.9): 0.6, (1, 1, 0.04): 0.8}
     for _ in range(3000):
@@ -75,7 +74,7 @@ def test_fewer_nodes_are_sampled_only_where_guesses_win_more() -> None:
 
 
 def test_guesses_that_are_never_right_gain_nothing() -> None:
-    knowledge = Knowledge(CombinedSettings(), TreeShape(sampled=True))
+    knowledge = Knowledge(TreeShape(sampled=True))
     guess = Candidates(np.array([5]), np.array([-1]), np.array([1]), np.array([0.9]))
     assert knowledge.gains(guess)[0] > 0.1
     children = {ROOT: [0]}

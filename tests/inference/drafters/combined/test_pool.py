@@ -52,8 +52,9 @@ def test_candidates_keep_their_source_and_their_conditional_probability() -> Non
 
 def test_a_path_is_worth_the_product_of_its_candidates() -> None:
     pool = pool_of_two()
-    values = pool.values(Calibration((1.0, 1.0, 1.0), 8.0, 256.0))
-    assert values == pytest.approx([0.8, 0.4, 0.4, 0.32])
+    values = pool.values(Calibration())
+    trusted = 0.5  # a guess that only the second drafter proposes counts half
+    assert values == pytest.approx([0.8, 0.4, 0.4 * trusted, 0.32 * trusted**2])
     best = pool.best(values, 2, np.ones(4, np.bool_))
     assert best.tolist() == [0, 1]
 

@@ -88,7 +88,7 @@ def _p_value(tree: TreeShape, runs: int) -> float:
 def test_sampled_tokens_have_the_target_distribution_with_coarse_int8_products(
     tree: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(int8, "_input_levels", lambda: 1)
+    monkeypatch.setattr(int8, "_LEVELS", 1)
     assert _p_value(TREES[tree], 2_000) > LEAST_P_VALUE
 
 
@@ -105,7 +105,7 @@ def test_probabilities_other_than_those_of_int8_products_are_caught(
         total = probs.sum(-1, keepdim=True).clamp(min=1e-9)
         return SparseDistribution(recorded.ids, probs / total)
 
-    monkeypatch.setattr(int8, "_input_levels", lambda: 1)
+    monkeypatch.setattr(int8, "_LEVELS", 1)
     monkeypatch.setattr(builder, "_recorded", flatter)
     assert _p_value(TREES["sampled"], 2_000) < LEAST_P_VALUE
 

@@ -152,7 +152,7 @@ def test_a_full_server_says_when_to_try_again(browser: "Browser") -> None:
         ask(first, wait=False)
         first.locator(".answer .token").first.wait_for()
         ask(second)
-        assert "Too many requests are waiting" in second.inner_text(".failure")
+        assert "Too many sequences" in second.inner_text(".failure")
         assert "asks to wait" in second.inner_text(".failure")
         first.bring_to_front()
         first.click("#send")

@@ -1,13 +1,11 @@
 """What the page of the playground shows: figures, colors, sizes, and use by keyboard."""
 
-import re
 from typing import TYPE_CHECKING, Any
 
 import pytest
 from helpers.browser import visiting
 from helpers.playground import (
     HOSTILE,
-    Site,
     ask,
     set_options,
     site_decoder,
@@ -62,77 +60,6 @@ def test_everything_works_by_keyboard(page: "Page") -> None:
     assert page.evaluate("() => document.activeElement.id") == "open-settings"
 
 
-CONTRAST = """() => {
-  const canvas = document.createElement("canvas").getContext("2d", { willReadFrequently: true });
-  const paints = (...colors) => {
-    canvas.clearRect(0, 0, 1, 1);
-    for (const color of colors) { canvas.fillStyle = color; canvas.fillRect(0, 0, 1, 1); }
-    return [...canvas.getImageData(0, 0, 1, 1).data.slice(0, 3)].map((own) => own / 255);
-  };
-  const light = (rgb) => {
-    const [r, g, b] = rgb.map((own) => own <= .04045 ? own / 12.92 : ((own + .055) / 1.055) ** 2.4);
-    return .2126 * r + .7152 * g + .0722 * b;
-  };
-  const root = getComputedStyle(document.documentElement);
-  const of = (name) => root.getPropertyValue(name).trim();
-  const contrast = (one, other) => {
-    const [low, high] = [light(paints(one)), light(paints(other))].sort((a, b) => a - b);
-    return (high + .05) / (low + .05);
-  };
-  const numbered = (name, count) => Array.from({ length: count }, (_, n) => `--${name}${n + 1}`);
-  const fills = [...numbered("d", 5), ...numbered("s", 6)];
-  const found = fills.map((name) => [name, contrast(of("--ink"), of(name))]);
-  for (const ground of ["--paper", "--card", "--sunk"]) {
-    for (const text of ["--ink", "--muted"]) {
-      found.push([text + ground, contrast(of(text), of(ground))]);
-    }
-  }
-  found.push(["strong", contrast(of("--on-strong"), of("--strong"))]);
-  found.push(["danger", contrast(of("--danger"), of("--danger-soft"))]);
-  return found.filter(([, value]) => value < 4.5);
-}"""
-
-
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_text_is_legible_in_both_color_schemes(browser: "Browser", site: Site, scheme: str) -> None:
-    with visiting(browser, site.server.root + "/", color_scheme=scheme) as page:
-        red = page.evaluate(
-            "() => getComputedStyle(document.body).backgroundColor.match(/\\d+/)[0]"
-        )
-        assert (int(red) < 64) == (scheme == "dark")
-        assert page.evaluate(CONTRAST) == []
-
-
-def test_without_colors_tokens_are_underlined(browser: "Browser", site: Site) -> None:
-    with visiting(browser, site.server.root + "/", forced_colors="active") as page:
-        set_options(page, max_tokens="40", temperature="0.9", seed="3")
-        ask(page)
-        line = "own => getComputedStyle(own).textDecorationLine"
-        drafted = page.locator(".answer .token[data-depth='1']").first
-        assert drafted.evaluate(line) == "underline"
-        assert page.locator(".answer .token[data-depth='0']").first.evaluate(line) == "none"
-
-
-def test_no_width_needs_horizontal_scrolling(page: "Page") -> None:
-    set_options(page, max_tokens="60")
-    ask(page, "a" * 300)
-    for width in (360, 700, 1000, 1800):
-        page.set_viewport_size({"width": width, "height": 640})
-        assert page.evaluate("() => document.documentElement.scrollWidth") == width
-        box = page.locator("#send").bounding_box()
-        assert box is not None
-        assert box["x"] + box["width"] <= width
-        toggle = page.locator("#show-insight")
-        assert toggle.is_visible() == (width < 960)
-        if width < 960:
-            toggle.click()
-            assert toggle.get_attribute("aria-expanded") == "true"
-            assert page.locator("#tree svg").is_visible()
-            assert page.evaluate("() => document.documentElement.scrollWidth") == width
-            toggle.click()
-        assert page.locator("#prompt").is_visible()
-
-
 def test_whatever_the_model_writes_is_text(browser: "Browser") -> None:
     decoder = site_decoder(hostile=True)
     with running(decoder, capacity=2600) as server, visiting(browser, server.root + "/") as page:
@@ -148,36 +75,6 @@ def test_whatever_the_model_writes_is_text(browser: "Browser") -> None:
         page.wait_for_timeout(200)  # scrolling hides the description
         token.hover()
         assert "{{7*7}}" in page.locator("#tip").inner_text()
-
-
-@pytest.mark.timeout(180)  # how long an answer takes is not tested
-@pytest.mark.parametrize("count", [300, pytest.param(2000, marks=pytest.mark.slow)])
-def test_a_long_answer_stays_smooth(browser: "Browser", count: int) -> None:
-    decoder = site_decoder(lookup=True)
-    with running(decoder, capacity=2600) as server, visiting(browser, server.root + "/") as page:
-        set_options(page, max_tokens=str(count), temperature="0.8", seed="2")
-        page.evaluate(LONGEST_FRAME)
-        ask(page, wait=False)
-        page.locator(".answer[aria-busy=true]").wait_for(state="detached", timeout=150_000)
-        assert f"{count} tokens" in page.inner_text(".answer .footer")
-        assert page.locator(".answer .token").count() > count / 2
-        rest = "own => own.scrollHeight - own.scrollTop - own.clientHeight"
-        assert page.locator("#log").evaluate(rest) < 60
-        page.locator(".answer .token", has_text=re.compile(r"\w")).nth(30).click()
-        assert page.locator("#tree .node").count() > 0
-        assert page.evaluate("() => window.longestFrame") < 1000
-
-
-LONGEST_FRAME = """() => {
-  window.longestFrame = 0;
-  let last = performance.now();
-  const watch = (now) => {
-    window.longestFrame = Math.max(window.longestFrame, now - last);
-    last = now;
-    requestAnimationFrame(watch);
-  };
-  requestAnimationFrame(watch);
-}"""
 
 
 def test_boxes_of_a_tree_do_not_overlap_and_lines_do_not_cross(page: "Page") -> None:

@@ -1,0 +1,129 @@
+"""How the choices of an answer, whole or in chunks, become JSON data."""
+
+from abc import ABC, abstractmethod
+from functools import partial
+from typing import Any, ClassVar
+
+from transformers import PreTrainedTokenizerBase
+
+from inference.serving.details import bytes_of_token, text_of_token
+from inference.serving.reply import TextDelta
+from inference.serving.schema import ChatBody, CompletionBody, GenerationBody
+
+Data = dict[str, Any]
+
+
+class AnswerForm(ABC):
+    """The form of an answer.
+
+    Args:
+        head: fields of the whole answer, and of each chunk of a stream.
+    """
+
+    body: ClassVar[type[GenerationBody]]
+    prefix: ClassVar[str]  # of the id
+    kind: ClassVar[str]
+    chunk_kind: ClassVar[str]
+
+    def __init__(
+        self, tokenizer: PreTrainedTokenizerBase, has_log_probs: bool, num_choices: int, head: Data
+    ) -> None:
+        self.tokenizer = tokenizer
+        self.has_log_probs = has_log_probs
+        self.num_choices = num_choices
+        self.head = head
+
+    @abstractmethod
+    def choice(self, delta: TextDelta) -> Data:
+        """Return a choice with its text."""
+
+    def heads(self) -> list[Data]:
+        """Return the choices that precede all text of a stream."""
+        return []
+
+    def parts(self, delta: TextDelta) -> list[Data]:
+        """Return the choices of a stream's chunks for new text."""
+        return [self.choice(delta)]
+
+
+class CompletionForm(AnswerForm):
+    """The form of the answers of `/v1/completions`."""
+
+    body = CompletionBody
+    prefix = "cmpl"
+    kind = chunk_kind = "text_completion"
+
+    def choice(self, delta: TextDelta) -> Data:
+        return {
+            "index": delta.index,
+            "text": delta.text,
+            "logprobs": self._log_probs(delta) if self.has_log_probs else None,
+            "finish_reason": delta.finish_reason,
+        }
+
+    def _log_probs(self, delta: TextDelta) -> Data:
+        text = partial(text_of_token, self.tokenizer)
+        return {
+            "tokens": [text(token.token_id) for token in delta.tokens],
+            "token_logprobs": [token.log_prob for token in delta.tokens],
+            "top_logprobs": [
+                # If several tokens have the same text, this form can only contain the likeliest.
+                {text(other): log_prob for other, log_prob in reversed(token.likeliest)}
+                for token in delta.tokens
+            ],
+            "text_offset": [token.offset for token in delta.tokens],
+        }
+
+
+class ChatForm(AnswerForm):
+    """The form of the answers of `/v1/chat/completions`."""
+
+    body = ChatBody
+    prefix = "chatcmpl"
+    kind = "chat.completion"
+    chunk_kind = "chat.completion.chunk"
+
+    def choice(self, delta: TextDelta) -> Data:
+        return {
+            "index": delta.index,
+            "message": {"role": "assistant", "content": delta.text, "refusal": None},
+            "logprobs": self._log_probs(delta),
+            "finish_reason": delta.finish_reason,
+        }
+
+    def heads(self) -> list[Data]:
+        head = {"role": "assistant", "content": ""}
+        return [
+            {"index": number, "delta": head, "logprobs": None, "finish_reason": None}
+            for number in range(self.num_choices)
+        ]
+
+    def parts(self, delta: TextDelta) -> list[Data]:
+        """Return a choice for new text, and another one for the end."""
+        empty: Data = {"index": delta.index, "delta": {}, "logprobs": None, "finish_reason": None}
+        parts = []
+        if delta.text or delta.tokens:
+            log_probs = self._log_probs(delta)
+            parts.append({**empty, "delta": {"content": delta.text}, "logprobs": log_probs})
+        if delta.finish_reason is not None:
+            parts.append({**empty, "finish_reason": delta.finish_reason})
+        return parts
+
+    def _log_probs(self, delta: TextDelta) -> Data | None:
+        if not self.has_log_probs:
+            return None
+        content = [
+            {
+                **self._token(token.token_id, token.log_prob),
+                "top_logprobs": [self._token(*pair) for pair in token.likeliest],
+            }
+            for token in delta.tokens
+        ]
+        return {"content": content, "refusal": None}
+
+    def _token(self, token_id: int, log_prob: float) -> Data:
+        return {
+            "token": text_of_token(self.tokenizer, token_id),
+            "logprob": log_prob,
+            "bytes": bytes_of_token(self.tokenizer, token_id),
+        }
