@@ -219,6 +219,8 @@ class MemorySettings(Settings):
     size, such as a single hidden state, are used unchanged unless common_width is set."""
     common_width: int | None = Field(None, ge=1)
     """Width to which the state of each layer is projected first; null to skip this projection."""
+    output_bias: bool = True
+    """Whether the matrix that makes memory of the states has a bias; false in DFlash."""
     num_heads: int = Field(2, ge=1)
     """Number of heads of the layer self-attention."""
     head_dim: int = Field(32, ge=2, multiple_of=2)

@@ -65,10 +65,8 @@ def measure_agreement(
     max_new_tokens: int,
 ) -> Agreement:
     """Return the agreement of a drafter with its target, and tau, in greedy decoding."""
-    depth = drafter.config.settings.schedule.autoregressive_levels
-    chain = TreeShape(
-        autoregressive_levels=depth, parallel_levels=0, children=1, breadth=1, num_nodes=depth
-    )
+    schedule = drafter.config.settings.schedule
+    chain = TreeShape(**drafter.levels, children=1, breadth=1, num_nodes=schedule.depth)
     results = []
     tokens: Counter[int] = Counter()
     for tree in (chain, "fixed"):

@@ -65,7 +65,7 @@ def import_drafter(
     settings: ImportSettings,
     load: LoadSettings,
 ) -> None:
-    """Convert a published drafter (EAGLE-1 to EAGLE-3, HASS, MoA, Jakiro), and measure it.
+    """Convert a published drafter (EAGLE-1 to 3, HASS, DFlash, DSpark, MoA, Jakiro); measure it.
 
     The family is recognized by the tensors. Every tensor is used, or left out for a stated reason.
     Before anything is written, the drafter's agreement with the target and tau are measured.
@@ -123,7 +123,7 @@ def _measure_candidates(
     adapter = TargetAdapter(model)
     check_fits(plan, adapter)
     candidates = plan.candidates((adapter.spec.num_hidden_states or 0) - 1)
-    weights = plan.table.converted()
+    weights = plan.weights(adapter)
     record = record_target(adapter.spec, target, tokenizer)
     names = distinctions([candidate.model_dump() for candidate in candidates])
     measured = {}
@@ -159,10 +159,11 @@ def _measure_candidates(
 class ExportSettings(Settings):
     """Options."""
 
-    to: Literal["eagle3", "speculators", "vllm", "device"]
+    to: Literal["eagle3", "speculators", "dflash", "vllm", "device"]
     """Layout to write. eagle3: for vLLM, SGLang and TensorRT-LLM; speculators: a folder that vLLM
-    serves without other arguments; vllm: most other drafters, for vLLM in an environment where
-    jakiro is installed; device: for jakiro connect on a machine without the target."""
+    serves without other arguments; dflash: block drafters, for vLLM and SGLang; vllm: most other
+    drafters, for vLLM in an environment where jakiro is installed; device: for jakiro connect on a
+    machine without the target."""
     out: Path
     """New folder to write."""
     target: str | None = None
@@ -186,9 +187,9 @@ def export_drafter(
 ) -> None:
     """Write a drafter in the format of another engine, or for a machine without the target.
 
-    The layouts eagle3 and speculators require the architecture of EAGLE-3. The layout device has
-    the target's tokenizer, its embedding and the rows of its head for the tokens that may be
-    drafted, but not its layers.
+    The layouts eagle3 and speculators require the architecture of EAGLE-3, and dflash that of
+    DFlash or DSpark. The layout device has the target's tokenizer, its embedding and the rows of
+    its head for the tokens that may be drafted, but not its layers.
     """
     to, out = settings.to, settings.out
     ensure_new_file(out, "a drafter")
@@ -226,6 +227,7 @@ def _write_layout(
     drafter: "JakiroDrafter", target: str, settings: ExportSettings
 ) -> dict[str, str]:
     """Write the folder of another engine; return commands by the names of engines."""
+    from jakiro.exchange.dflash import export_dflash
     from jakiro.exchange.eagle3_export import export_eagle3, serve_command, write_export
     from jakiro.exchange.vllm_export import export_vllm
     from jakiro.target.record import check_target
@@ -237,13 +239,15 @@ def _write_layout(
         adapter = _load(target)
         check_target(record, adapter.spec)
         exported = export_vllm(drafter, adapter)
+    elif to == "dflash":
+        exported = export_dflash(drafter, _facts_of(target, record))
     else:
         exported = export_eagle3(drafter, to, _facts_of(target, record))
     write_export(exported.weights, exported.config, out)
     for part in exported.dropped:
         typer.echo(f"dropped: {part}")
-    depth = drafter.config.settings.schedule.autoregressive_levels
-    return {"vLLM": serve_command(to, str(out), local_model(target), depth)}
+    schedule = drafter.config.settings.schedule
+    return {"vLLM": serve_command(to, str(out), local_model(target), schedule)}
 
 
 def _load(target: str) -> "TargetAdapter":

@@ -15,6 +15,7 @@ from jakiro.drafter_settings import DrafterSettings
 from jakiro.exchange.checkpoint import DraftCheckpoint
 from jakiro.exchange.eagle import LEVELS, attention_settings, layer_config
 from jakiro.exchange.mapping import (
+    COPY,
     STACK,
     Row,
     TensorTable,
@@ -233,19 +234,27 @@ def take_head(table: TensorTable, hidden: int, vocab: int, stated: object) -> in
 def _take_drafted(table: TensorTable, hidden: int, vocab: int, count: int) -> int | None:
     """Add the head and the draft vocabulary of a drafter that names the tokens of its head."""
     ids = torch.arange(count) + table.read("d2t", (count,))
-    order = ids.argsort()
     _check_ids(table, ids, vocab)
-    is_sorted = bool((order == torch.arange(count)).all())
-    how = "unchanged" if is_sorted else "rows in the order of their tokens"
-    sort = Transform(how, lambda parts: parts[0][order])
-    table.take([Row("own_head.weight", {"lm_head.weight": (count, hidden)}, sort)])
+    head = {"lm_head.weight": (count, hidden)}
+    table.take([Row("own_head.weight", head, sort_by_token(table))])
     if count == vocab:
         table.drop("d2t", "all tokens can be drafted")
         return None
     how = "offsets added to the row numbers, sorted"
-    as_ids = Transform(how, lambda _: ids[order])
+    as_ids = Transform(how, lambda _: ids.sort().values)
     table.take([Row("draft_ids", {"d2t": (count,)}, as_ids)])
     return count
+
+
+def sort_by_token(table: TensorTable) -> Transform:
+    """Return the import of a matrix with a row for each drafted token, as the head has them."""
+    if not table.has("d2t"):
+        return COPY
+    shape = table.shape("d2t")
+    order = (torch.arange(shape[0]) + table.read("d2t", shape)).argsort()
+    is_sorted = bool((order == torch.arange(len(order))).all())
+    how = "unchanged" if is_sorted else "rows in the order of their tokens"
+    return Transform(how, lambda parts: parts[0][order])
 
 
 def draft_vocabulary(ids: Tensor, vocab: int) -> dict[str, Tensor]:

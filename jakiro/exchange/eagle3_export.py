@@ -5,7 +5,7 @@ An exported drafter comes with the commands with which these engines serve it.
 
 import json
 import shlex
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -14,9 +14,10 @@ from torch import Tensor
 
 from jakiro import __version__
 from jakiro.drafter import JakiroDrafter
-from jakiro.drafter_settings import DrafterSettings
+from jakiro.drafter_settings import DrafterSettings, ScheduleSettings
 from jakiro.errors import ConfigError
 from jakiro.exchange.eagle3 import EXPORTED_BY, IDS, draft_vocabulary, eagle3_rows
+from jakiro.exchange.mapping import Row
 from jakiro.experts import MixtureOfExperts
 from jakiro.utils.files import checksum, write_atomically, written_folder
 from jakiro.utils.settings import flattened
@@ -65,22 +66,18 @@ class Exported(NamedTuple):
 
 def export_eagle3(drafter: JakiroDrafter, layout: Layout, facts: ServedTarget) -> Exported:
     """Return a drafter in a layout of EAGLE-3."""
-    settings = drafter.config.settings
-    num_states = drafter.config.target_record.num_hidden_states or 0
-    if problems := list(_problems(settings, num_states - 1)):
-        raise ConfigError(
-            "this drafter cannot be exported as EAGLE-3",
-            expected=", ".join(problem.expected for problem in problems),
-            got=", ".join(str(problem.got) for problem in problems),
-            remedy="use `--to vllm`, which exports most other drafters for vLLM with a plug-in, "
-            "or train one with the settings in configs/drafters/eagle3-exact.yaml",
-        )
-    weights = _weights(drafter, "midlayer." if layout == "eagle3" else "layers.0.")
+    settings, record = drafter.config.settings, drafter.config.target_record
+    check_exportable(
+        _problems(settings, (record.num_hidden_states or 0) - 1),
+        "as EAGLE-3",
+        "use `--to vllm`, which exports most other drafters for vLLM with a plug-in, or train one "
+        "with the settings in configs/drafters/eagle3-exact.yaml",
+    )
+    prefix = "midlayer." if layout == "eagle3" else "layers.0."
+    weights = exported_weights(drafter, eagle3_rows(settings, record.hidden_size, prefix))
     keys = _keys_of_both(drafter)
     layer = layer_keys(drafter, facts.max_position)
-    if settings.trunk.rope.kind != "default":  # older engines read `rope_scaling`
-        scaling = layer["rope_parameters"].items()
-        layer["rope_scaling"] = {name: value for name, value in scaling if name != "rope_theta"}
+    layer |= older_rope_keys(layer["rope_parameters"])
     if layout == "eagle3":
         ids = {IDS: keys[IDS]}
         config = layer | keys | {"architectures": ["LlamaForCausalLMEagle3"]}
@@ -89,7 +86,7 @@ def export_eagle3(drafter: JakiroDrafter, layout: Layout, facts: ServedTarget) -
     else:
         config = keys | {"architectures": ["Eagle3Speculator"], "transformer_layer_config": layer}
         config |= _speculators_keys(settings, facts)
-    return Exported(weights, config, tuple(_dropped(drafter)))
+    return Exported(weights, config, tuple(dropped_parts(drafter)))
 
 
 class Problem(NamedTuple):
@@ -106,6 +103,18 @@ def other_settings(settings: DrafterSettings, required: Mapping[str, object]) ->
         if values[name] != expected:
             shown = "null" if expected is None else expected
             yield Problem(f"drafter.{name} of {shown}", values[name])
+
+
+def check_exportable(problems: Iterable[Problem], layout: str, remedy: str) -> None:
+    """Raise an error if a drafter has settings that a layout does not have."""
+    listed = list(problems)
+    if listed:
+        raise ConfigError(
+            f"this drafter cannot be exported {layout}",
+            expected=", ".join(problem.expected for problem in listed),
+            got=", ".join(str(problem.got) for problem in listed),
+            remedy=remedy,
+        )
 
 
 def _problems(settings: DrafterSettings, num_layers: int) -> Iterator[Problem]:
@@ -126,14 +135,16 @@ def _problems(settings: DrafterSettings, num_layers: int) -> Iterator[Problem]:
         )
 
 
-def _weights(drafter: JakiroDrafter, layer: str) -> dict[str, Tensor]:
-    """Return the drafter's tensors under their published names."""
-    state, record = drafter.state_dict(), drafter.config.target_record
-    weights = {"lm_head.weight": state["own_head.weight"]}
-    for row in eagle3_rows(drafter.config.settings, record.hidden_size, layer):
+def exported_weights(drafter: JakiroDrafter, rows: Iterable[Row]) -> dict[str, Tensor]:
+    """Return the drafter's tensors under their published names, with its head if it has one."""
+    state = drafter.state_dict()
+    weights: dict[str, Tensor] = {}
+    for row in rows:
         weights |= row.export(state[row.ours])
+    if drafter.own_head is not None:
+        weights["lm_head.weight"] = drafter.own_head.weight
     if drafter.draft_ids is not None:
-        weights |= draft_vocabulary(drafter.draft_ids, record.vocab_size)
+        weights |= draft_vocabulary(drafter.draft_ids, drafter.config.target_record.vocab_size)
     return {name: part.detach().cpu().contiguous().clone() for name, part in weights.items()}
 
 
@@ -160,6 +171,14 @@ def layer_keys(drafter: JakiroDrafter, max_position: int) -> dict[str, Any]:
         "mlp_bias": False,
         "tie_word_embeddings": False,
     }
+
+
+def older_rope_keys(parameters: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the key in which older engines read a change of the rotary embedding, if any."""
+    if parameters["rope_type"] == "default":
+        return {}
+    scaling = {name: value for name, value in parameters.items() if name != "rope_theta"}
+    return {"rope_scaling": scaling}
 
 
 def _keys_of_both(drafter: JakiroDrafter) -> dict[str, Any]:
@@ -198,7 +217,7 @@ def _speculators_keys(settings: DrafterSettings, facts: ServedTarget) -> dict[st
     }
 
 
-def _dropped(drafter: JakiroDrafter) -> Iterator[str]:
+def dropped_parts(drafter: JakiroDrafter) -> Iterator[str]:
     """Yield the parts of a drafter that the layouts do not have."""
     yield "draft trees: vLLM drafts chains of the most likely tokens"
     if isinstance(drafter.experts, MixtureOfExperts) and drafter.experts.router.weight.any():
@@ -220,10 +239,13 @@ def checksums_in(folder: Path) -> dict[str, str]:
 
 
 def serve_command(
-    layout: Literal["eagle3", "speculators", "vllm"], folder: str, target: str, depth: int
+    layout: Literal[Layout, "dflash", "vllm"], folder: str, target: str, schedule: ScheduleSettings
 ) -> str:
     """Return the command with which vLLM serves an export, to be pasted into a shell."""
     if layout == "speculators":
         return shlex.join(("vllm", "serve", folder))
-    drafting = {"method": "eagle3", "model": folder, "num_speculative_tokens": depth}
+    method, depth = "eagle3", schedule.autoregressive_levels
+    if layout == "dflash":
+        method, depth = "dspark" if schedule.path == "tables" else "dflash", schedule.depth
+    drafting = {"method": method, "model": folder, "num_speculative_tokens": depth}
     return shlex.join(("vllm", "serve", target, "--speculative-config", json.dumps(drafting)))

@@ -71,10 +71,12 @@ def zeros(ours: str, *shape: int) -> Row:
     return Row(ours, {}, Transform("zeros", lambda _: torch.zeros(shape)))
 
 
-def attention_rows(prefix: str, trunk: TrunkSettings, width: int, hidden: int) -> Iterator[Row]:
+def attention_rows(
+    prefix: str, trunk: TrunkSettings, width: int, hidden: int, ours: str = "trunk.self_attention"
+) -> Iterator[Row]:
     """Yield self-attention as transformers names it, whose inputs have a width."""
     heads = AttentionShape.model_validate(trunk.geometry)
-    ours, dim = "trunk.self_attention", heads.head_dim
+    dim = heads.head_dim
     sizes = {"q": heads.num_heads * dim, "k": heads.num_kv_heads * dim}
     rows = {f"{prefix}{name}_proj": size for name, size in (sizes | {"v": sizes["k"]}).items()}
     weights = {f"{name}.weight": (size, width) for name, size in rows.items()}
@@ -96,6 +98,13 @@ def expert_rows(prefixes: Sequence[str], hidden: int, inner: int) -> Iterator[Ro
     yield Row("experts.gate_up.weight", dict.fromkeys(gates, (inner, hidden)), JOIN_ROWS)
     downs = [f"{prefix}down_proj.weight" for prefix in prefixes]
     yield Row("experts.down", dict.fromkeys(downs, (hidden, inner)), TRANSPOSE)
+
+
+def feed_forward_rows(ours: str, prefix: str, hidden: int, inner: int) -> Iterator[Row]:
+    """Yield a feed-forward network, without its norm."""
+    shapes = {f"{prefix}{name}_proj.weight": (inner, hidden) for name in ("gate", "up")}
+    yield Row(f"{ours}.gate_up.weight", shapes, JOIN_ROWS)
+    yield Row(f"{ours}.down.weight", {f"{prefix}down_proj.weight": (hidden, inner)})
 
 
 class TensorTable:

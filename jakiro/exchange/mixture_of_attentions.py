@@ -21,6 +21,7 @@ from jakiro.exchange.mapping import (
     Transform,
     attention_rows,
     expert_rows,
+    feed_forward_rows,
     zeros,
 )
 from jakiro.exchange.plan import ImportPlan
@@ -94,9 +95,7 @@ def _trunk_rows(settings: DrafterSettings, heads: AttentionShape, hidden: int) -
     """Yield both kinds of attention and the feed-forward networks after them."""
     inner = settings.trunk.mlp_width or 0
     mlp, cross = "trunk.feed_forward", "trunk.cross_attention"
-    shapes = {f"{_OWN}mlp.{name}_proj.weight": (inner, hidden) for name in ("gate", "up")}
-    yield Row(f"{mlp}.gate_up.weight", shapes, JOIN_ROWS)
-    yield Row(f"{mlp}.down.weight", {f"{_OWN}mlp.down_proj.weight": (hidden, inner)})
+    yield from feed_forward_rows(mlp, f"{_OWN}mlp.", hidden, inner)
     yield from attention_rows(f"{_OWN}self_attn.", settings.trunk, hidden, hidden)
     size, kv_size = heads.num_heads * heads.head_dim, heads.num_kv_heads * heads.head_dim
     yield Row(f"{cross}.query.weight", {f"{_CROSS}self_attn.q_proj.weight": (size, hidden)})

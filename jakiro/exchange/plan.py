@@ -71,8 +71,10 @@ class ImportPlan:
 
     def candidates(self, num_layers: int) -> list[DrafterSettings]:
         """Return the possible settings, from which the measured agreement selects."""
+        is_block = self.settings.trunk.is_block
         layers: list[Mapping[str, Any]] = [
-            {"trunk": {"fusion_layers": ids}} for ids in self._layers_in(num_layers)
+            {"memory": {"layers": ids}} if is_block else {"trunk": {"fusion_layers": ids}}
+            for ids in self._layers_in(num_layers)
         ]
         values, source = self.settings.model_dump(), self.table.checkpoint.source
         candidates = [
@@ -80,6 +82,14 @@ class ImportPlan:
             for changes in product(layers or [{}], *self.open_settings)
         ]
         return [settings for settings in candidates if settings.tail_layers < max(num_layers, 1)]
+
+    def weights(self, target: TargetAdapter) -> dict[str, Tensor]:
+        """Return our parameters, and the row of the target that the masks of a block read."""
+        weights, mask = self.table.converted(), self.settings.trunk.block.mask_token
+        if mask is not None:
+            row = target.embed(torch.tensor([mask], device=target.device)).detach()
+            weights["level_masks.tokens"] = row.to("cpu", weights["head_norm.weight"].dtype)
+        return weights
 
     def _layers_in(self, num_layers: int) -> list[tuple[int, ...]]:
         """Return the possible indices of hidden states that a target has."""
@@ -266,7 +276,9 @@ def _settings_file(drafter: JakiroDrafter, folder: Path) -> str:
             "fit_tokens": 0,
         },
     }
-    if drafter.own_head is not None:  # EAGLE-3 learns tokens only, on its own features too
-        values["drafter"] = merge(describe(drafter.config.settings), {"trunk": {"ttt_steps": 4}})
+    is_block = drafter.config.settings.trunk.is_block
+    if drafter.own_head is not None or is_block:  # as published, they learn tokens only
         values["objective"] = _TOKENS_ONLY
+    if drafter.own_head is not None and not is_block:  # EAGLE-3, on its own features too
+        values["drafter"] = merge(describe(drafter.config.settings), {"trunk": {"ttt_steps": 4}})
     return _HEADER + yaml.safe_dump(values, sort_keys=False, allow_unicode=True)

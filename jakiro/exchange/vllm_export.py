@@ -15,7 +15,7 @@ from jakiro.drafter import JakiroDrafter
 from jakiro.drafter_settings import DrafterSettings
 from jakiro.errors import ConfigError, TargetNotSupported
 from jakiro.exchange.eagle3 import IDS
-from jakiro.exchange.eagle3_export import Exported, layer_keys, other_settings
+from jakiro.exchange.eagle3_export import Exported, check_exportable, layer_keys, other_settings
 from jakiro.exchange.plan import check_scales
 from jakiro.target.adapter import TargetAdapter
 from jakiro.target.cache import StateSource
@@ -55,13 +55,15 @@ def export_vllm(drafter: JakiroDrafter, target: TargetAdapter) -> Exported:
             position 0, with experts that all run, and without tail layers.
     """
     settings = drafter.config.settings
-    for expected, got in other_settings(settings, _REQUIRED):
+    if settings.trunk.is_block:
         raise ConfigError(
-            "this drafter cannot be exported for vLLM",
-            expected=expected,
-            got=got,
-            remedy="train a drafter with this setting",
+            "a block drafter cannot be exported for Jakiro's plug-in for vLLM",
+            expected="drafter.trunk.kind of moa, feedback or hybrid",
+            got="block",
+            remedy="use `--to dflash`, if its settings are those of DFlash or DSpark",
         )
+    problems = other_settings(settings, _REQUIRED)
+    check_exportable(problems, "for vLLM", "train a drafter with these settings")
     check_scales(target, remedy="decode with `jakiro generate`, which applies these scales")
     memory, features = drafter.state_sources
     head = _head_rows(drafter, target)

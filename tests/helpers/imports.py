@@ -33,7 +33,7 @@ def converted(folder: Path, model: PreTrainedModel) -> JakiroDrafter:
     plan = plan_import(read_checkpoint(folder))
     check_fits(plan, target)
     record = record_target(target.spec, "tiny")
-    return build_drafter(plan.settings, record, plan.table.converted())
+    return build_drafter(plan.settings, record, plan.weights(target))
 
 
 @torch.no_grad()

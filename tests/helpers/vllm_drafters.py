@@ -120,9 +120,9 @@ def drafted_chain(
     drafter: JakiroDrafter, target: TargetAdapter, tokens: list[int], length: int
 ) -> tuple[list[int], Tensor]:
     """Return the greedy chain after `tokens`, and log-probabilities of all tokens at each step."""
-    shape = TreeShape(
-        autoregressive_levels=length, parallel_levels=0, children=1, breadth=1, num_nodes=length
-    )
+    passes = 1 if drafter.config.settings.trunk.is_block else length
+    levels = {"autoregressive_levels": passes, "parallel_levels": length - passes}
+    shape = TreeShape(**levels, children=1, breadth=1, num_nodes=length)
     session, _ = prefilled(
         TrainedDrafter(drafter, target, shape), torch.tensor([tokens]), len(tokens) - 1
     )

@@ -23,6 +23,7 @@ from helpers.vllm_drafters import PROMPT, fitted_drafter, greedy, target_model
 from helpers.vllm_engine import DRAFTS, ENVIRONMENT, MARKS, exported
 from openai import APIConnectionError, OpenAI
 
+from jakiro.drafter_settings import ScheduleSettings
 from jakiro.exchange.eagle3_export import serve_command
 from jakiro.target.adapter import TargetAdapter
 from training.processes import free_port
@@ -66,7 +67,8 @@ def root(
     texts = [torch.tensor([PROMPT + text])]
     drafter = fitted_drafter(target, SETTINGS, texts, steps=60)
     exported(drafter, target.model, folder / "drafter")
-    shown = serve_command("vllm", str(folder / "drafter"), str(folder / "target"), DRAFTS)
+    schedule = ScheduleSettings(autoregressive_levels=DRAFTS)
+    shown = serve_command("vllm", str(folder / "drafter"), str(folder / "target"), schedule)
     _vllm, _serve, model, *options = shlex.split(shown)
     port = free_port()
     command = [sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--model", model]

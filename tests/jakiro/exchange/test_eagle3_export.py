@@ -18,6 +18,7 @@ from helpers.published import (
 from helpers.variants import FEEDBACK, OWN, WIDE
 
 from jakiro.drafter import JakiroDrafter
+from jakiro.drafter_settings import ScheduleSettings
 from jakiro.errors import ConfigError
 from jakiro.exchange.checkpoint import read_checkpoint
 from jakiro.exchange.eagle3_export import (
@@ -144,7 +145,8 @@ TARGET, FOLDER = "/models/the target's", 'exported/my "drafter"'
 
 @pytest.mark.parametrize("layout", ["eagle3", "vllm"])
 def test_quotes_and_spaces_in_paths_are_kept(layout: str) -> None:
-    words = shlex.split(serve_command(layout, FOLDER, TARGET, 4))
+    schedule = ScheduleSettings(autoregressive_levels=4)
+    words = shlex.split(serve_command(layout, FOLDER, TARGET, schedule))
     assert words[:4] == ["vllm", "serve", TARGET, "--speculative-config"]
     options = {"method": "eagle3", "model": FOLDER, "num_speculative_tokens": 4}
     assert json.loads(words[4]) == options
