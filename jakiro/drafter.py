@@ -105,8 +105,9 @@ class JakiroDrafter(PreTrainedModel):
         if schedule.heads == "masks":
             self.level_masks = LevelMasks(**masks_arguments(config))
         self.path_features: PathFeatures | None = None
-        if schedule.path == "embedding":
-            self.path_features = PathFeatures(hidden, num_parallel, schedule.path_rank)
+        if schedule.path in ("embedding", "experts"):
+            is_before = schedule.path == "experts"
+            self.path_features = PathFeatures(hidden, num_parallel, schedule.path_rank, is_before)
         self.head_norm: torch.nn.Module | None = None
         if settings.experts.output_norm == "head":
             self.head_norm = RMSNorm(hidden, eps=settings.norm_eps)
@@ -171,11 +172,9 @@ class JakiroDrafter(PreTrainedModel):
         inputs: TrunkInputs,
         store: Stores = no_history,
         has_levels: bool = True,
+        following: Float[Tensor, "batch queries parallel hidden"] | None = None,
     ) -> ExpertsOutput:
         """Return the predicted features of all levels for each query.
-
-        Those of parallel levels do not yet depend on the tokens before them on a path
-        (`path_features`).
 
         Args:
             inputs: features of the positions before the queries, memory of verified tokens, and
@@ -184,17 +183,41 @@ class JakiroDrafter(PreTrainedModel):
                 values that the queries may attend to; with several layers of self-attention, one
                 for each.
             has_levels: whether parallel levels are needed; without them, a pass may take less time.
+            following: embeddings of the tokens after each query, with which parallel levels know
+                their path; None if these tokens are not known yet (`path_features`).
         """
         given = (embeddings, positions, self_mask, inputs, store)
-        output: ExpertsOutput
         if self.level_masks is not None and (has_levels or not self.level_masks.can_wait):
-            output = self.level_masks(self.trunk, self.experts, *given)
+            output = self._of_levels(self.level_masks(self.trunk, *given), following)
+        else:
+            output = self.experts(self.trunk(*given))
+        if self.level_heads is not None and has_levels:
+            output = self.level_heads(output, embeddings, inputs)
+        path = self.path_features
+        if path is None or path.precedes_experts or following is None:
             return output
-        output = self.experts(self.trunk(*given))
-        if self.level_heads is None or not has_levels:
-            return output
-        output = self.level_heads(output, embeddings, inputs)
-        return output
+        return output._replace(features=path.below(output.features, following))
+
+    def _of_levels(
+        self, rows: Float[Tensor, "batch queries levels hidden"], following: Tensor | None
+    ) -> ExpertsOutput:
+        """Return the experts' output for the trunk's vectors of all levels.
+
+        The components of all levels have the weights that the router gives them at the first one.
+        """
+        path, waiting = self.path_features, None
+        if path is not None and path.precedes_experts:
+            if following is not None:
+                rows = path.below(rows, following)
+            else:
+                rows, waiting = rows[:, :, :1], rows[:, :, 1:]
+        output = self.experts(rows)
+        return ExpertsOutput(
+            output.features[..., 0, :, :],
+            output.log_weights[:, :, 0],
+            output.gate[:, :, 0],
+            waiting=waiting,
+        )
 
     def draft_head(self, target: TargetEnds, form: WeightForm = "own") -> DraftHead:
         """Return the head that turns features into logits of the tokens that may be drafted."""

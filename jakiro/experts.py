@@ -26,6 +26,8 @@ class ExpertsOutput(NamedTuple):
             layers.
         chosen: indices of the active experts, in descending order of their weights; None if all
             experts are active.
+        waiting: the trunk's vectors of parallel levels whose experts run once the token before is
+            known; None if there are none.
     """
 
     features: Float[Tensor, "*batch levels components hidden"]
@@ -33,6 +35,7 @@ class ExpertsOutput(NamedTuple):
     gate: Float[Tensor, "*batch experts"]
     state: Float[Tensor, "*batch hidden"] | None = None
     chosen: Int[Tensor, "*batch active"] | None = None
+    waiting: Float[Tensor, "*batch parallel hidden"] | None = None
 
     def with_tail_output(self, features: Float[Tensor, "*batch hidden"]) -> "ExpertsOutput":
         """Return a copy whose only feature is the given output of the target's tail layers."""

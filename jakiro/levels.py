@@ -1,6 +1,5 @@
 """Networks that predict several levels of a draft tree in one pass."""
 
-from collections.abc import Callable
 from typing import Literal, NamedTuple
 
 import torch
@@ -64,7 +63,7 @@ class LevelHeads(nn.Module):
 class LevelMasks(nn.Module):
     """One trained mask per parallel level, which the trunk reads (ParallelSpec, arXiv 2410.05589).
 
-    Trunk and experts run once, for queries and for the masks behind each query.
+    The trunk runs once, for queries and for the masks behind each query.
 
     Masks take the places of tokens that are not drafted yet. Each has a trained embedding, and a
     trained vector in place of the feature that is not known:
@@ -75,8 +74,7 @@ class LevelMasks(nn.Module):
         the output predicts f_i          f_{i+1}   f_{i+2}
 
     A mask attends to all that its query attends to, to itself, and to the masks before it behind
-    the same query. Queries attend to no mask, and the keys and values of masks are not stored. The
-    components of all levels have the weights that the router gives them at the query.
+    the same query. Queries attend to no mask, and the keys and values of masks are not stored.
 
     The rows of a block (DFlash, arXiv 2602.06036) differ as follows: all rows of a block attend to
     each other, unless it is causal; masks read the feature that their query reads; and with
@@ -123,14 +121,13 @@ class LevelMasks(nn.Module):
     def forward(
         self,
         trunk: Trunk,
-        experts: Callable[[Tensor], ExpertsOutput],
         embeddings: Float[Tensor, "batch queries hidden"],
         positions: Int[Tensor, "batch queries"],
         self_mask: Bool[Tensor, "batch 1 queries keys"],
         inputs: TrunkInputs,
         store: Stores,
-    ) -> ExpertsOutput:
-        """Return the predicted features of all levels for each query."""
+    ) -> Float[Tensor, "batch queries levels hidden"]:
+        """Return the trunk's vectors of all levels for each query."""
         count, ahead = embeddings.shape[1], torch.arange(1 + self.num_masks).to(positions)
         stream = trunk(
             self._with_masks(embeddings, self.tokens),
@@ -142,10 +139,7 @@ class LevelMasks(nn.Module):
         rows = stream[:, count:].unflatten(1, (count, self.num_masks))
         if self.drafts_at_query:
             rows = torch.cat((stream[:, :count, None], rows), dim=2)
-        output = experts(rows)
-        return ExpertsOutput(
-            output.features[..., 0, :, :], output.log_weights[:, :, 0], output.gate[:, :, 0]
-        )
+        return rows
 
     def _with_masks(self, vectors: Tensor, masks: Tensor) -> Tensor:
         """Return the vectors of queries, followed by the masks behind each query."""
@@ -205,14 +199,27 @@ class PathFeatures(nn.Module):
 
     from which the head computes the draft distribution below c. With the head's rows w, this adds
     `w_x^T R_k E(c)` to the logit of each token x: a first-order Markov head (DSpark, arXiv
-    2607.05147) without tables of its own. At first, the matrices R_k are 0.
+    2607.05147) without tables of its own. Before the experts, the shift is that of the trunk's
+    vector x_k, so that the experts read what is known of the text together with the token c:
+
+        h_{k|c} = experts(x_k + R_k E(c))
+
+    At first, the matrices R_k are 0.
 
     Args:
         rank: rank of the matrices; None for full rank.
+        precedes_experts: whether the trunk's vector is shifted, instead of the feature.
     """
 
-    def __init__(self, hidden: int, num_levels: int, rank: int | None = None) -> None:
+    def __init__(
+        self,
+        hidden: int,
+        num_levels: int,
+        rank: int | None = None,
+        precedes_experts: bool = False,
+    ) -> None:
         super().__init__()
+        self.precedes_experts = precedes_experts
         inner = hidden if rank is None else rank
         self.shifts = nn.ModuleList(nn.Linear(inner, hidden, bias=False) for _ in range(num_levels))
         self.down: nn.ModuleList | None = None
@@ -233,20 +240,18 @@ class PathFeatures(nn.Module):
 
     def below(
         self,
-        output: ExpertsOutput,
+        levels: Float[Tensor, "batch queries levels *components hidden"],
         following: Float[Tensor, "batch queries parallel hidden"],
-    ) -> ExpertsOutput:
-        """Return the output with the features of parallel levels below known tokens.
+    ) -> Float[Tensor, "batch queries levels *components hidden"]:
+        """Return the vectors of all levels, those of parallel levels below known tokens.
 
         Args:
             following: embeddings of the tokens at the positions after each query's own.
         """
-        first, *others = output.features.unbind(2)
-        shifted = [
-            features + self(following[:, :, level - 1], level).unsqueeze(2)
-            for level, features in enumerate(others, start=1)
-        ]
-        return output._replace(features=torch.stack((first, *shifted), dim=2))
+        tokens = following.unbind(2)
+        shifts = torch.stack([self(part, 1 + index) for index, part in enumerate(tokens)], dim=2)
+        shifts = shifts.unsqueeze(3) if levels.dim() == 5 else shifts
+        return torch.cat((levels[:, :, :1], levels[:, :, 1:] + shifts), dim=2)
 
 
 class PathTables(nn.Module):

@@ -60,27 +60,23 @@ def draft_all_positions(
     """
     halves = _Halves.of(drafter, recompute)
     if drafter.trunk.memory_norm is not None:
-        outputs = _draft_blocks(drafter, halves, view, batch)
-    elif drafter.trunk.feature_input is None:
-        outputs = _from_memory(drafter, halves, view, batch, tail)
-    else:
-        outputs = _roll_out(drafter, halves, view, batch, tail)
-    if drafter.path_features is None:
-        yield from outputs
-        return
-    following = _following_embeddings(view.embeddings, len(drafter.path_features.shifts))
-    for output in outputs:
-        yield drafter.path_features.below(output, following)
+        return _draft_blocks(drafter, halves, view, batch)
+    if drafter.trunk.feature_input is None:
+        return _from_memory(drafter, halves, view, batch, tail)
+    return _roll_out(drafter, halves, view, batch, tail)
 
 
 def _following_embeddings(
-    embeddings: Float[Tensor, "batch length hidden"], count: int
-) -> Float[Tensor, "batch length count hidden"]:
-    """Return the embeddings of the `count` tokens after each position.
+    drafter: JakiroDrafter, embeddings: Float[Tensor, "batch length hidden"]
+) -> Float[Tensor, "batch length parallel hidden"] | None:
+    """Return the embeddings of the tokens after each position, if parallel levels read them.
 
     At the end of a document, these are embeddings of other tokens. Levels that read them have no
     target and no loss.
     """
+    if drafter.path_features is None:
+        return None
+    count = len(drafter.path_features.shifts)
     following = [embeddings.roll(-ahead, dims=1) for ahead in range(1, count + 1)]
     return torch.stack(following, dim=2)
 
@@ -93,6 +89,7 @@ def _draft_blocks(
     A root and the masks behind it attend to each other and to memory up to the anchor.
     """
     encoded = halves.encode_memory(view.state, batch.positions)
+    following = _following_embeddings(drafter, view.embeddings)
     index = torch.arange(batch.token_ids.shape[1], device=batch.token_ids.device)
     sequence = torch.arange(len(batch.anchors), device=index.device)[:, None]
     for sample in range(batch.anchors.shape[1]):
@@ -110,7 +107,8 @@ def _draft_blocks(
         mask = torch.eye(count, dtype=torch.bool, device=index.device)
         mask = mask.expand(len(columns), 1, -1, -1)
         at_roots = (part[sequence, columns] for part in (view.embeddings, batch.positions))
-        output = halves.draft(*at_roots, mask, inputs)
+        known = None if following is None else following[sequence, columns]
+        output = halves.draft(*at_roots, mask, inputs, following=known)
         yield output.scattered(columns, len(index))
 
 
@@ -120,6 +118,7 @@ def _from_memory(
     """Draft all positions of an anchor sample in one pass, as they do not depend on each other."""
     encoded = halves.encode_memory(view.state, batch.positions)
     earlier_tokens = _earlier_embeddings(drafter, view.embeddings, batch)
+    following = _following_embeddings(drafter, view.embeddings)
     index = torch.arange(batch.token_ids.shape[1], device=batch.token_ids.device)
     causal = same_document(batch.documents) & (index <= index[:, None])
     for sample in range(batch.anchors.shape[1]):
@@ -127,7 +126,7 @@ def _from_memory(
         mask = torch.where(batch.is_narrow[:, None, None], recent, causal)
         mask = _own_mask(drafter, mask, batch)
         inputs = _memory_inputs(drafter, encoded, batch, sample)._replace(earlier=earlier_tokens)
-        output = halves.draft(view.embeddings, batch.positions, mask, inputs)
+        output = halves.draft(view.embeddings, batch.positions, mask, inputs, following=following)
         yield output if tail is None else through_tail(output, tail, view, batch, sample)
 
 
@@ -149,6 +148,7 @@ def _roll_out(
     encoded = halves.encode_memory(view.state, batch.positions)
     previous = _shift(encoded[-1].squeeze(1), batch)
     earlier_tokens = _earlier_embeddings(drafter, view.embeddings, batch)
+    following = _following_embeddings(drafter, view.embeddings)
     earlier = [_EarlierKV() for _ in drafter.trunk.kv_shapes]
     predicted = None if tail is None else JoinedCache(view.tail_kv, tail.input_state)
     for sample in range(batch.anchors.shape[1]):
@@ -156,7 +156,9 @@ def _roll_out(
         inputs = _memory_inputs(drafter, encoded, batch, sample)
         inputs = inputs._replace(previous=previous, earlier=earlier_tokens)
         stores = tuple(layer.of_pass(sample) for layer in earlier)
-        output = halves.draft(view.embeddings, batch.positions, mask, inputs, stores)
+        output = halves.draft(
+            view.embeddings, batch.positions, mask, inputs, stores, following=following
+        )
         if tail is not None and drafter.transfers:
             output = _transfer(output, tail, view, batch, sample)
         elif tail is not None and predicted is not None:

@@ -81,18 +81,26 @@ class TreePass:
 
     def _below(
         self,
-        features: Float[Tensor, "batch f components hidden"],
+        vectors: Float[Tensor, "batch f *components hidden"],
         token_ids: Int[Tensor, "batch f"],
         level: int,
     ) -> Float[Tensor, "batch f components drafted"]:
-        """Return the log-probabilities of a level below the nodes with these tokens."""
+        """Return the log-probabilities of a level below the nodes with these tokens.
+
+        Args:
+            vectors: features, or the input of the experts if these wait for the tokens.
+        """
         model = self.cache.model
         if model.path_features is not None and level:
             embeddings = self.head.target.embed(token_ids).to(model.dtype)
-            features = features + model.path_features(embeddings, level).unsqueeze(2)
+            shift = model.path_features(embeddings, level)
+            if model.path_features.precedes_experts:
+                vectors = model.experts(vectors + shift).features[:, :, 0]
+            else:
+                vectors = vectors + shift.unsqueeze(2)
         if model.path_tables is None:
-            return self.head.log_probs(features)
-        logits = self.head.logits(features) + model.path_tables(token_ids).unsqueeze(2)
+            return self.head.log_probs(vectors)
+        logits = self.head.logits(vectors) + model.path_tables(token_ids).unsqueeze(2)
         return logits.log_softmax(dim=-1, dtype=torch.float32)
 
     def _read_parallel(self, level: int, frontier: TreeLevel) -> Tensor:
@@ -105,8 +113,10 @@ class TreePass:
         if not self.cache.model.knows_path:
             return self.level_log_probs[sequence, self.ancestor, level]
         assert self.output is not None
-        features = self.output.features[sequence, self.ancestor, level]
-        return self._below(features, frontier.token_ids, level)
+        vectors = self.output.waiting
+        if vectors is None:
+            vectors = self.output.features[:, :, 1:]
+        return self._below(vectors[sequence, self.ancestor, level - 1], frontier.token_ids, level)
 
     def _run_drafter(self, depth: int, frontier: TreeLevel | None) -> ExpertsOutput:
         token_ids = self.root if frontier is None else frontier.token_ids

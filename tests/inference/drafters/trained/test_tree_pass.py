@@ -206,6 +206,16 @@ PATHS = {
             **BLOCK | {"path": "tables"},
         ),
     ),
+    "block, path before experts": (
+        1,
+        _settings(
+            2,
+            1,
+            trunk={"kind": "block"},
+            autoregressive_levels=1,
+            **BLOCK | {"path": "experts"},
+        ),
+    ),
     "feedback, experts": (1, _settings(2, 1, trunk=FEEDBACK, path="embedding")),
 }
 
