@@ -165,8 +165,7 @@ def encoder_arguments(config: JakiroConfig) -> tuple[dict[str, Any] | None, dict
         return shape | sizes
 
     memory, features = state_sources(settings, target)
-    num_readers = settings.trunk.num_layers if read.mixture == "per_layer" else None
-    return of(memory, sizes | {"num_readers": num_readers}), of(features, fused)
+    return of(memory, sizes), of(features, fused)
 
 
 def undone_rotation(config: JakiroConfig) -> Rotary | None:

@@ -19,6 +19,7 @@ from jakiro.config import (
     undone_rotation,
 )
 from jakiro.draft_head import DraftHead
+from jakiro.drafter_settings import DrafterSettings
 from jakiro.errors import CheckpointError, JakiroError
 from jakiro.experts import ExpertsOutput, MixtureOfExperts
 from jakiro.levels import HiddenTransfer, LevelHeads, LevelMasks, PathFeatures, PathTables
@@ -31,7 +32,7 @@ from jakiro.utils.packaged import packaged_drafter
 from jakiro.utils.pretrained import LOADING_ERRORS, hub_options, reason_of
 from moa.attention import Stores, no_history
 from moa.layers import RMSNorm
-from moa.memory import MemoryEncoder
+from moa.memory import LayerMixture, MemoryEncoder
 from moa.target_kv import with_rotated_keys
 from moa.trunk import NUM_EARLIER, Trunk, TrunkInputs
 
@@ -80,7 +81,7 @@ class JakiroDrafter(PreTrainedModel):
         trunk, schedule, hidden = settings.trunk, settings.schedule, target.hidden_size
         self.state_sources = state_sources(settings, target)
         memory, features = encoder_arguments(config)
-        self.memory_encoder = None if memory is None else MemoryEncoder(**memory)
+        self.memory_encoder = None if memory is None else _memory_encoder(settings, memory)
         self.undo_rotation = undone_rotation(config)
         self.feature_encoder = None if features is None else MemoryEncoder(**features)
         self.trunk = Trunk(**trunk_arguments(config))
@@ -107,7 +108,7 @@ class JakiroDrafter(PreTrainedModel):
         self.path_features: PathFeatures | None = None
         if schedule.path in ("embedding", "experts"):
             is_before = schedule.path == "experts"
-            self.path_features = PathFeatures(hidden, num_parallel, schedule.path_rank, is_before)
+            self.path_features = PathFeatures(hidden, num_parallel, is_before)
         self.head_norm: torch.nn.Module | None = None
         if settings.experts.output_norm == "head":
             self.head_norm = RMSNorm(hidden, eps=settings.norm_eps)
@@ -259,6 +260,14 @@ class JakiroDrafter(PreTrainedModel):
         _check_finite(drafter, path)
         _check_ids(drafter, path)
         return cast(JakiroDrafter, drafter)
+
+
+def _memory_encoder(
+    settings: DrafterSettings, arguments: dict[str, Any]
+) -> MemoryEncoder | LayerMixture:
+    if settings.memory.mixture == "none":
+        return MemoryEncoder(**arguments)
+    return LayerMixture(arguments["num_layers"], settings.trunk.num_layers, settings.norm_eps)
 
 
 def _refuse_other_model(path: str | Path, load: dict[str, Any]) -> None:

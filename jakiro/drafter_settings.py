@@ -239,6 +239,8 @@ class MemorySettings(Settings):
             raise ValueError("rotated can be false only if source is kv")
         if self.source == "kv" and self.mixture != "none":
             raise ValueError("mixture per_layer requires source hidden")
+        if self.mixture != "none" and (self.layer_attention or self.common_width):
+            raise ValueError("mixture per_layer requires layer_attention false and no common_width")
         return self
 
 
@@ -319,6 +321,7 @@ _REQUIRED_BY_BLOCK: dict[str, Container[object]] = {
     "schedule.autoregressive_levels": (1,),
     "trunk.ttt_steps": (1,),
     "trunk.mlp_width": (None,),
+    "trunk.input": ("join",),
 }
 
 
@@ -350,7 +353,7 @@ class ScheduleSettings(Settings):
     two tables of path_rank numbers per token give the logits of all levels, in drafters that were
     imported (DSpark)."""
     path_rank: int | None = Field(None, ge=1)
-    """Rank of the matrices or tables of path; null: matrices of full rank."""
+    """Number of numbers per token in the tables of path."""
 
     @property
     def heads(self) -> ParallelHeads | None:
@@ -365,8 +368,8 @@ class ScheduleSettings(Settings):
             )
         if self.path == "experts" and self.heads != "masks":
             raise ValueError("path experts requires parallel_levels, and parallel_heads masks")
-        if self.path_rank is None and self.path == "tables":
-            raise ValueError("path tables requires path_rank")
+        if (self.path_rank is None) is (self.path == "tables"):
+            raise ValueError("path tables requires path_rank, and other paths have none")
         return self
 
     @property

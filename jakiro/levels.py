@@ -128,10 +128,11 @@ class LevelMasks(nn.Module):
         store: Stores,
     ) -> Float[Tensor, "batch queries levels hidden"]:
         """Return the trunk's vectors of all levels for each query."""
-        count, ahead = embeddings.shape[1], torch.arange(1 + self.num_masks).to(positions)
+        count = embeddings.shape[1]
+        ahead = torch.arange(1, 1 + self.num_masks, device=positions.device)
         stream = trunk(
             self._with_masks(embeddings, self.tokens),
-            torch.cat((positions, (positions[:, :, None] + ahead[1:]).flatten(1)), dim=1),
+            torch.cat((positions, (positions[:, :, None] + ahead).flatten(1)), dim=1),
             self._mask_with_masks(self_mask),
             self._inputs(inputs),
             tuple(_stored_up_to(count, layer) for layer in trunk.stores(store)),
@@ -207,35 +208,23 @@ class PathFeatures(nn.Module):
     At first, the matrices R_k are 0.
 
     Args:
-        rank: rank of the matrices; None for full rank.
         precedes_experts: whether the trunk's vector is shifted, instead of the feature.
     """
 
-    def __init__(
-        self,
-        hidden: int,
-        num_levels: int,
-        rank: int | None = None,
-        precedes_experts: bool = False,
-    ) -> None:
+    def __init__(self, hidden: int, num_levels: int, precedes_experts: bool = False) -> None:
         super().__init__()
         self.precedes_experts = precedes_experts
-        inner = hidden if rank is None else rank
-        self.shifts = nn.ModuleList(nn.Linear(inner, hidden, bias=False) for _ in range(num_levels))
-        self.down: nn.ModuleList | None = None
-        if rank is not None:
-            self.down = nn.ModuleList(
-                nn.Linear(hidden, rank, bias=False) for _ in range(num_levels)
-            )
+        self.shifts = nn.ModuleList(
+            nn.Linear(hidden, hidden, bias=False) for _ in range(num_levels)
+        )
         for weight in self.shifts.parameters():
             nn.init.zeros_(weight)
 
     def forward(
         self, embeddings: Float[Tensor, "*batch hidden"], level: int
     ) -> Float[Tensor, "*batch hidden"]:
-        """Return what each token c adds to the feature of a parallel level, from 1, below it."""
-        down = embeddings if self.down is None else self.down[level - 1](embeddings)
-        shift: Tensor = self.shifts[level - 1](down)
+        """Return what each token c adds to the vector of a parallel level, from 1, below it."""
+        shift: Tensor = self.shifts[level - 1](embeddings)
         return shift
 
     def below(

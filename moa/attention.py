@@ -190,8 +190,11 @@ class SelfAttention(nn.Module):
     ) -> KV:
         """Return the keys and values of tokens, or of memory, that need no norm."""
         start = self.num_heads * self.head_dim
-        weight, bias = self.project.weight[start:], self.project.bias
-        projected = linear(normed, weight, None if bias is None else bias[start:])
+        if hasattr(self.project, "base_layer"):  # adapters (PEFT), which `weight` does not contain
+            projected = self.project(normed)[..., start:]
+        else:
+            weight, bias = self.project.weight[start:], self.project.bias
+            projected = linear(normed, weight, None if bias is None else bias[start:])
         keys, values = self._heads(projected).chunk(2, dim=1)
         keys = keys if self.key_norm is None else self.key_norm(keys)
         return KV(self.rotary(keys, positions), values)

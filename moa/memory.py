@@ -125,8 +125,7 @@ class MemoryEncoder(nn.Module):
 
     Without layer self-attention, the layers' states are concatenated and projected together. If the
     concatenation is already as wide as memory, it is used unchanged, unless `common_width` or
-    `always_project` is set. With `num_readers`, each layer of the drafter has a mixture of the
-    states instead (`LayerMixture`).
+    `always_project` is set.
 
     Args:
         width: size of one layer's raw state (keys and values of all KV heads, or a hidden state).
@@ -157,13 +156,8 @@ class MemoryEncoder(nn.Module):
         rope_theta: float = 10_000.0,
         rope_frequencies: tuple[float, ...] | None = None,
         rope_scale: float = 1.0,
-        num_readers: int | None = None,
     ) -> None:
         super().__init__()
-        self.mixture: LayerMixture | None = None
-        if num_readers is not None:
-            self.mixture = LayerMixture(num_layers, num_readers, norm_eps)
-            return
         rotary = Rotary(head_dim, rope_theta, rope_frequencies, rope_scale)
         self.state_norm = (
             None
@@ -187,14 +181,8 @@ class MemoryEncoder(nn.Module):
 
     def forward(
         self, state: Float[Tensor, "batch tokens layers width"]
-    ) -> Float[Tensor, "batch tokens *readers hidden"]:
-        """Return one memory vector per token; no token influences another token's vector.
-
-        With `num_readers`, there is one vector per token for each layer of the drafter.
-        """
-        if self.mixture is not None:
-            mixed: Tensor = self.mixture(state)
-            return mixed
+    ) -> Float[Tensor, "batch tokens hidden"]:
+        """Return one memory vector per token; no token influences another token's vector."""
         normed = state if self.state_norm is None else self.state_norm(state)
         projected = self.project_layers(normed)
         tokens = rearrange(projected, "b t l w -> (b t) l w")

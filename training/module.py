@@ -7,6 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from jakiro.drafter import JakiroDrafter
+from jakiro.errors import ConfigError
 from jakiro.experts import ExpertsOutput
 from jakiro.target.adapter import TargetAdapter
 from jakiro.target.cache import SlotCache
@@ -119,6 +120,11 @@ class TrainingModule(nn.Module):
         crosses_samples: bool | None = None,
     ) -> None:
         super().__init__()
+        if drafter.path_tables is not None:
+            raise ConfigError(
+                "a drafter that was imported from DSpark (schedule.path tables) cannot learn",
+                remedy="decode with it without --adapt, or train another drafter",
+            )
         self.drafter = drafter
         self._is_rolled_out = drafter.trunk.feature_input is not None
         self._crosses_samples = self._is_rolled_out if crosses_samples is None else crosses_samples

@@ -101,8 +101,11 @@ def import_drafter(
         | facts,
     )
     write_import(drafter, out)
-    typer.echo(f"wrote {out}; to train it further, start a settings file with")
-    typer.echo(f"  extends: {out / SETTINGS_FILE}")
+    typer.echo(f"wrote {out}")
+    if (out / SETTINGS_FILE).exists():
+        typer.echo(
+            f"to train it further, start a settings file with\n  extends: {out / SETTINGS_FILE}"
+        )
 
 
 def _measure_candidates(

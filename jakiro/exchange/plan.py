@@ -261,7 +261,8 @@ def write_import(drafter: JakiroDrafter, folder: Path) -> None:
     """Write an imported drafter and its settings, in full or not at all."""
     with written_folder(folder) as partial:
         drafter.save_pretrained(partial)
-        write_atomically(partial / SETTINGS_FILE, _settings_file(drafter, folder))
+        if drafter.path_tables is None:  # which are not trained
+            write_atomically(partial / SETTINGS_FILE, _settings_file(drafter, folder))
 
 
 def _settings_file(drafter: JakiroDrafter, folder: Path) -> str:

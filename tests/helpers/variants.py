@@ -151,8 +151,8 @@ VARIANTS = {
     "block-mixture-E2": tiny_settings(
         layers=(1, 2, 3),
         mixture="per_layer",
+        layer_attention=False,
         trunk={"kind": "block"} | LAYERS | FUSED | {"kind": "block"},
-        path_rank=4,
         **BLOCK | PATH,
     ),
     "block-kv-E4-sum": tiny_settings(

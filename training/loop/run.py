@@ -131,7 +131,7 @@ class Run:
             torch.manual_seed(settings.seed)  # every process needs the same weights
             drafter = inputs.build_drafter()
         batches = None
-        if self._checkpoints.latest() is None and reads_data(settings):
+        if self._checkpoints.latest() is None and reads_data(settings, inputs.target):
             move_target(inputs.target, self._processes.device, needs_layers=True)
             batches = sampler.first_batches(settings.initialize.fit_tokens)
         initialize(drafter, settings, inputs.target, inputs.start, batches)

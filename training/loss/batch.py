@@ -38,6 +38,8 @@ class Batch:
         sequence_ids: indices of the sequences among all sequences of the run, by which stored
             target states are found. They stay on the CPU, and may be empty if target states are
             computed online.
+        roots: on the meta device, where values are unknown, the positions from which a block trunk
+            drafts; elsewhere these are the positions that are not their own anchors.
     """
 
     token_ids: Int[Tensor, "batch length"]
@@ -47,11 +49,20 @@ class Batch:
     anchors: Int[Tensor, "batch samples length"]
     is_narrow: Bool[Tensor, " batch"]
     sequence_ids: Int[Tensor, " numbered"] = field(default_factory=lambda: torch.empty(0).long())
+    roots: Int[Tensor, "sequences roots"] = field(default_factory=lambda: torch.empty(0, 0).long())
 
     def to(self, device: torch.device) -> "Batch":
         """Return the batch on `device`."""
         parts = {part.name: getattr(self, part.name).to(device) for part in fields(self)}
         return type(self)(**(parts | {"sequence_ids": self.sequence_ids}))
+
+    def block_roots(self) -> Int[Tensor, "batch roots"]:
+        """Return the positions of roots, and others in sequences that have fewer roots."""
+        if self.roots.numel():
+            return self.roots
+        is_root = self.anchors[:, 0] < torch.arange(self.anchors.shape[2]).to(self.anchors)
+        most = max(1, int(is_root.sum(dim=1).max()))
+        return is_root.int().argsort(dim=1, descending=True, stable=True)[:, :most]
 
     def targets_exist(self, ahead: int) -> Bool[Tensor, "batch length"]:
         """Return whether the token `ahead` positions later is in a response of its document."""
@@ -145,6 +156,8 @@ def gather_examples(
     valid = torch.stack([batch.targets_exist(1 + level) for level in range(levels)], dim=-1)
     has_loss = valid[..., 0] & (distance >= 1)
     indices, sequence_sizes = indices_of(has_loss), _sizes_of(has_loss)
+    if has_loss.is_meta and batch.roots.numel():
+        indices, sequence_sizes = batch.roots.flatten(), (batch.roots.shape[1],) * len(batch.roots)
     sequence, column = (indices // count)[:, None], (indices % count)[:, None]
     ahead = (column + torch.arange(levels, device=index.device)).clamp(max=count - 1)
     following = (ahead + 1).clamp(max=count - 1)

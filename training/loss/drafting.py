@@ -67,49 +67,47 @@ def draft_all_positions(
 
 
 def _following_embeddings(
-    drafter: JakiroDrafter, embeddings: Float[Tensor, "batch length hidden"]
+    drafter: JakiroDrafter, embeddings: Float[Tensor, "batch length hidden"], batch: Batch
 ) -> Float[Tensor, "batch length parallel hidden"] | None:
     """Return the embeddings of the tokens after each position, if parallel levels read them.
 
-    At the end of a document, these are embeddings of other tokens. Levels that read them have no
-    target and no loss.
+    Those after the end of a document are zeros; levels that read them have no target.
     """
     if drafter.path_features is None:
         return None
     count = len(drafter.path_features.shifts)
-    following = [embeddings.roll(-ahead, dims=1) for ahead in range(1, count + 1)]
+    following = []
+    for ahead in range(1, count + 1):
+        is_later = batch.positions.roll(-ahead, dims=1) == batch.positions + ahead
+        later = embeddings.roll(-ahead, dims=1)
+        following.append(torch.where(is_later.unsqueeze(2), later, 0.0))
     return torch.stack(following, dim=2)
 
 
 def _draft_blocks(
     drafter: JakiroDrafter, halves: _Halves, view: TargetView, batch: Batch
 ) -> Iterator[ExpertsOutput]:
-    """Draft a block at each root, a position that is not its own anchor; zeros elsewhere.
+    """Draft a block at each root; zeros elsewhere.
 
     A root and the masks behind it attend to each other and to memory up to the anchor.
     """
     encoded = halves.encode_memory(view.state, batch.positions)
-    following = _following_embeddings(drafter, view.embeddings)
+    following = _following_embeddings(drafter, view.embeddings, batch)
     index = torch.arange(batch.token_ids.shape[1], device=batch.token_ids.device)
     sequence = torch.arange(len(batch.anchors), device=index.device)[:, None]
-    for sample in range(batch.anchors.shape[1]):
-        is_root = batch.anchors[:, sample] < index
-        # On the meta device, where values are unknown, all positions are roots.
-        count = len(index) if is_root.is_meta else max(1, int(is_root.sum(dim=1).max()))
-        columns = is_root.int().argsort(dim=1, descending=True, stable=True)[:, :count]
-
-        inputs = _memory_inputs(drafter, encoded, batch, sample)
-        assert inputs.mask is not None
-        inputs = inputs._replace(mask=inputs.mask[sequence, 0, columns].unsqueeze(1))
-        if drafter.trunk.feature_input is not None:
-            previous = _shift(encoded[-1].squeeze(1), batch)
-            inputs = inputs._replace(previous=previous[sequence, columns])
-        mask = torch.eye(count, dtype=torch.bool, device=index.device)
-        mask = mask.expand(len(columns), 1, -1, -1)
-        at_roots = (part[sequence, columns] for part in (view.embeddings, batch.positions))
-        known = None if following is None else following[sequence, columns]
-        output = halves.draft(*at_roots, mask, inputs, following=known)
-        yield output.scattered(columns, len(index))
+    columns = batch.block_roots()
+    inputs = _memory_inputs(drafter, encoded, batch, 0)
+    assert inputs.mask is not None
+    inputs = inputs._replace(mask=inputs.mask[sequence, 0, columns].unsqueeze(1))
+    if drafter.trunk.feature_input is not None:
+        previous = _shift(encoded[-1].squeeze(1), batch)
+        inputs = inputs._replace(previous=previous[sequence, columns])
+    mask = torch.eye(columns.shape[1], dtype=torch.bool, device=index.device)
+    mask = mask.expand(len(columns), 1, -1, -1)
+    at_roots = (part[sequence, columns] for part in (view.embeddings, batch.positions))
+    known = None if following is None else following[sequence, columns]
+    output = halves.draft(*at_roots, mask, inputs, following=known)
+    yield output.scattered(columns, len(index))
 
 
 def _from_memory(
@@ -118,7 +116,7 @@ def _from_memory(
     """Draft all positions of an anchor sample in one pass, as they do not depend on each other."""
     encoded = halves.encode_memory(view.state, batch.positions)
     earlier_tokens = _earlier_embeddings(drafter, view.embeddings, batch)
-    following = _following_embeddings(drafter, view.embeddings)
+    following = _following_embeddings(drafter, view.embeddings, batch)
     index = torch.arange(batch.token_ids.shape[1], device=batch.token_ids.device)
     causal = same_document(batch.documents) & (index <= index[:, None])
     for sample in range(batch.anchors.shape[1]):
@@ -148,7 +146,7 @@ def _roll_out(
     encoded = halves.encode_memory(view.state, batch.positions)
     previous = _shift(encoded[-1].squeeze(1), batch)
     earlier_tokens = _earlier_embeddings(drafter, view.embeddings, batch)
-    following = _following_embeddings(drafter, view.embeddings)
+    following = _following_embeddings(drafter, view.embeddings, batch)
     earlier = [_EarlierKV() for _ in drafter.trunk.kv_shapes]
     predicted = None if tail is None else JoinedCache(view.tail_kv, tail.input_state)
     for sample in range(batch.anchors.shape[1]):

@@ -206,7 +206,8 @@ def simulate(settings: TrainSettings, target: TargetAdapter) -> Simulation:
 
 def _batch_on_meta(settings: TrainSettings) -> Batch:
     size, length = settings.batch.micro_batch_size, settings.data.sequence_length
-    samples = anchor_rule(settings).num_samples
+    rule, is_block = anchor_rule(settings), settings.drafter.trunk.is_block
+    num_roots = min(rule.num_roots or length, length) if is_block else 0
     with torch.device("meta"):
         ids = torch.zeros(size, length, dtype=torch.long)
         return Batch(
@@ -214,8 +215,9 @@ def _batch_on_meta(settings: TrainSettings) -> Batch:
             positions=ids,
             documents=ids,
             is_response=torch.ones(size, length, dtype=torch.bool),
-            anchors=torch.zeros(size, samples, length, dtype=torch.long),
+            anchors=torch.zeros(size, rule.num_samples, length, dtype=torch.long),
             is_narrow=torch.zeros(size, dtype=torch.bool),
+            roots=torch.zeros(size, num_roots, dtype=torch.long),
         )
 
 

@@ -55,16 +55,29 @@ def initialize(
     mask = settings.drafter.trunk.block.mask_token
     if mask is not None and drafter.level_masks is not None:
         drafter.level_masks.tokens.copy_(target.embed(torch.tensor([[mask]]).to(target.device))[0])
-    nn.Module.to(drafter, target.device)  # type checkers do not know `drafter.to`
     examples = None if batches is None else list(batches)
+    _start_trunk(drafter, settings, target, examples)
+    if examples is None:
+        return
+    if drafter.level_masks is not None:
+        start_masks(drafter, target, examples)
+    if drafter.path_features is not None:
+        start_path(drafter.path_features, target, examples)
+
+
+def _start_trunk(
+    drafter: JakiroDrafter,
+    settings: TrainSettings,
+    target: TargetAdapter,
+    examples: list[Batch] | None,
+) -> None:
+    nn.Module.to(drafter, target.device)  # type checkers do not know `drafter.to`
     if settings.drafter.trunk.num_layers == 1 and drafter.trunk.memory_norm is None:
         _start_as_one_layer(drafter, settings, target, examples)
-    elif examples is not None and is_fitted(settings, target):
+    elif not is_fitted(settings, target):
+        _logger.info("the drafter starts with random weights")
+    elif examples is not None:
         start_as_layers(drafter, target, examples, settings.seed)
-    if examples is not None and drafter.level_masks is not None:
-        start_masks(drafter, target, examples)
-    if examples is not None and drafter.path_features is not None:
-        start_path(drafter.path_features, target, examples)
 
 
 def _start_as_one_layer(
@@ -86,10 +99,15 @@ def _start_as_one_layer(
         start_as_layer(drafter, target, attention, batches, settings.seed, views_layer)
 
 
-def reads_data(settings: TrainSettings) -> bool:
-    """Return whether the initial weights of a new drafter may depend on training data."""
-    start = settings.initialize
-    return start.drafter is None and start.fit_tokens > 0
+def reads_data(settings: TrainSettings, target: TargetAdapter) -> bool:
+    """Return whether the initial weights of a new drafter depend on training data."""
+    schedule = settings.drafter.schedule
+    has_rows = schedule.heads == "masks" or schedule.path in ("embedding", "experts")
+    return _may_fit(settings) and (has_rows or is_fitted(settings, target))
+
+
+def _may_fit(settings: TrainSettings) -> bool:
+    return settings.initialize.drafter is None and settings.initialize.fit_tokens > 0
 
 
 def is_fitted(settings: TrainSettings, target: TargetAdapter) -> bool:
@@ -100,7 +118,7 @@ def is_fitted(settings: TrainSettings, target: TargetAdapter) -> bool:
     with a bias, can be fitted.
     """
     drafter, start = settings.drafter, settings.initialize
-    if not reads_data(settings) or not drafter.trunk.reads_features:
+    if not _may_fit(settings) or not drafter.trunk.reads_features:
         return False
     if not drafter.trunk.input_bias or drafter.trunk.tokens != "single":
         return False
@@ -133,8 +151,9 @@ def _attention_to_start_from(
                 "start with layers of the target",
                 remedy="set initialize.attention_layer to null",
             )
-        heads = trunk.heads_for(target.spec.attention)
-        return read_attention(target, _layer_index(settings), heads)
+        heads, index = trunk.heads_for(target.spec.attention), _layer_index(settings)
+        layers = range(index - trunk.num_layers + 1, index + 1)
+        return [read_attention(target, layer, heads) for layer in layers][-1]
     except ConfigError as error:
         if not may_be_random:
             raise
@@ -149,7 +168,7 @@ def check_view(drafter: DrafterSettings, num_layers: int, index: int) -> None:
     is_linear = memory.source == "hidden" and not memory.layer_attention and not memory.common_width
     # There is one hidden state more than layers, because the embedding is one, too.
     has_state = state in {layer % (num_layers + 1) for layer in memory.layers or ()}
-    if drafter.trunk.attends_memory and is_linear and has_state:
+    if drafter.trunk.kind in ("moa", "hybrid") and is_linear and has_state:
         return
     raise ConfigError(
         f"memory cannot start as the view of layer {state} of the target",

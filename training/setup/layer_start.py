@@ -12,8 +12,8 @@ from jakiro.target.adapter import TargetAdapter
 from jakiro.utils.logs import get_logger
 from moa.attention import SelfAttention
 from moa.trunk import Trunk
-from training.loss.batch import Batch
-from training.setup.layer_fit import LayerFit, fit_layers, read_positions
+from training.loss.batch import Batch, read_batch
+from training.setup.layer_fit import LayerFit, fit_layers
 from training.setup.target_layer import (
     LayerAttention,
     LayerFeedForward,
@@ -206,8 +206,18 @@ def start_masks(drafter: JakiroDrafter, target: TargetAdapter, batches: Sequence
     if masks.tokens.requires_grad:
         masks.tokens.copy_(target.embed(token_ids.to(target.device)).float().mean(dim=0))
     if masks.features is not None:
-        features: Tensor = read_positions(drafter, target, batches[0].to(target.device)).features
-        masks.features.copy_(features.float().flatten(0, 1).mean(dim=0))
+        assert drafter.feature_encoder is not None
+        sources, features = drafter.state_sources._replace(memory=None), []
+        for batch in batches:
+            batch = batch.to(target.device)
+            size, length = batch.token_ids.shape
+            cache = target.new_cache(size, length, sources.hidden_states)
+            slots = read_batch(target, batch, cache).step.slots
+            states = sources.read(cache, slots).features
+            assert states is not None
+            encoded = drafter.feature_encoder(states.to(drafter.dtype))
+            features.append(encoded[batch.documents >= 0].float())
+        masks.features.copy_(torch.cat(features).mean(dim=0))
 
 
 def start_experts(

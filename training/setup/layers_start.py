@@ -18,9 +18,11 @@ from jakiro.target.adapter import TargetAdapter
 from jakiro.utils.logs import get_logger
 from moa.attention import SelfAttention
 from moa.layers import FeedForward
+from moa.memory import LayerMixture
+from moa.trunk import FurtherLayer
 from training.loss.batch import Batch
 from training.setup.layer_fit import LayerFit, fit_layers
-from training.setup.layer_start import copy_optional, start_experts, start_join
+from training.setup.layer_start import copy_optional, replaced_layer, start_experts, start_join
 from training.setup.target_layer import (
     LayerAttention,
     LayerFeedForward,
@@ -46,7 +48,8 @@ def start_as_layers(
     settings, trunk = drafter.config.settings, drafter.trunk
     heads = settings.trunk.heads_for(target.spec.attention)
     layers = trunk.self_attentions
-    indices = range(-len(layers), 0)
+    last = replaced_layer(settings)
+    indices = range(last + 1 - len(layers), last + 1)
     attentions = [read_attention(target, index, heads) for index in indices]
     networks = [read_feed_forward(target, index) for index in indices]
     _logger.info("fitting the drafter's input, for which the target reads training data")
@@ -57,10 +60,12 @@ def start_as_layers(
         _start_memory(drafter, [index % len(layers_of(target)) for index in indices])
     for layer, attention, fit in zip(layers, attentions, fits, strict=True):
         start_attention(layer, attention, fit)
-    between = [part for part in trunk.modules() if isinstance(part, FeedForward)]
-    for part, network, fit in zip(between, networks, fits, strict=False):
+    for further, network, fit in zip(trunk.further_layers, networks[:-1], fits[:-1], strict=True):
+        assert isinstance(further, FurtherLayer)
         if network is not None:
-            _start_feed_forward(part, network, fit)
+            _start_feed_forward(further.feed_forward, network, fit)
+    if trunk.feed_forward is not None:
+        trunk.feed_forward.down.weight.zero_()
     if networks[-1] is not None:
         assert isinstance(drafter.experts, MixtureOfExperts)
         start_experts(drafter.experts, networks[-1], fits[-1], seed)
@@ -76,7 +81,7 @@ def start_attention(layer: SelfAttention, attention: LayerAttention, fit: LayerF
     """Copy a layer's attention, for a stream in a fit's scale, and for memory without gains."""
     matrices = torch.cat((attention.query, attention.key, attention.value))
     copy_optional(layer, attention)
-    layer.project.weight.copy_(matrices * attention.gain)
+    layer.project.weight.copy_(matrices.float() * attention.gain.float())
     layer.output.weight.copy_(fit.scale[:, None] * attention.output)
     if layer.output.bias is not None:
         layer.output.bias.copy_(fit.scale * attention.output_bias)
@@ -109,11 +114,11 @@ def _start_memory(drafter: JakiroDrafter, own: Sequence[int]) -> None:
     states = [source.layers.index(state) for state in own if state in source.layers]
     if source.kind != "hidden" or not states:
         return
-    if encoder.mixture is not None:
-        encoder.mixture.weight.zero_()
+    if isinstance(encoder, LayerMixture):
+        encoder.weight.zero_()
         for reader, state in enumerate(own):
             if state in source.layers:
-                encoder.mixture.weight[reader, source.layers.index(state)] = _OWN_STATE
+                encoder.weight[reader, source.layers.index(state)] = _OWN_STATE
     elif encoder.layer_attention is None and isinstance(encoder.output, nn.Linear):
         _project_to_mean(encoder.output, states)
 

@@ -34,8 +34,10 @@ def start_path(path: PathFeatures, target: TargetAdapter, batches: Iterable[Batc
             read, goal = _rows(batch, features, embeddings, level)
             products[level - 1] += read.T @ read
             wanted[level - 1] += read.T @ goal
-    for level, (product, of_goal) in enumerate(zip(products, wanted, strict=True)):
-        _set(path, level, _solve(product, of_goal, hidden)[-hidden:].T)
+    for shift, product, of_goal in zip(path.shifts, products, wanted, strict=True):
+        assert isinstance(shift, nn.Linear)
+        if product.any():  # otherwise no response is that long
+            shift.weight.copy_(_solve(product, of_goal, hidden)[-hidden:].T)
 
 
 def _rows(
@@ -57,18 +59,3 @@ def _solve(product: Tensor, wanted: Tensor, hidden: int) -> Float[Tensor, "read 
     kinds = product.diagonal().split((hidden, hidden, 1, hidden))
     ridge = torch.cat([_RIDGE * kind.mean().expand(len(kind)) for kind in kinds])
     return torch.linalg.solve(product + ridge.diag(), wanted)
-
-
-def _set(path: PathFeatures, level: int, matrix: Float[Tensor, "hidden hidden"]) -> None:
-    """Set the matrix of a level, or the factors of its best approximation of low rank."""
-    shift = path.shifts[level]
-    assert isinstance(shift, nn.Linear)
-    if path.down is None:
-        shift.weight.copy_(matrix)
-        return
-    down, rank = path.down[level], shift.in_features
-    assert isinstance(down, nn.Linear)
-    left, values, right = torch.linalg.svd(matrix)
-    root = values[:rank].sqrt()
-    shift.weight.copy_(left[:, :rank] * root)
-    down.weight.copy_(root[:, None] * right[:rank])

