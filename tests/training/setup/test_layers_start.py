@@ -16,6 +16,7 @@ from moa.attention import SelfAttention
 from moa.memory import LayerMixture
 from training.loss.batch import read_batch
 from training.setup.layer_fit import LayerFit
+from training.setup.layer_start import start_masks
 from training.setup.layers_start import start_as_layers, start_attention
 from training.setup.path_fit import start_path
 from training.setup.target_layer import read_attention
@@ -112,3 +113,48 @@ def test_path_features_start_as_a_least_squares_fit() -> None:
         solved = torch.linalg.solve(x.T @ x + ridge.diag(), x.T @ y)[-hidden:]
         got = path(torch.eye(hidden), level)
         torch.testing.assert_close(got, solved, atol=1e-3, rtol=1e-3)
+
+
+@torch.no_grad()
+def test_levels_without_a_target_keep_matrices_of_zeros() -> None:
+    target = TargetAdapter(tiny_llama())
+    path = PathFeatures(target.spec.hidden_size, 23)
+    start_path(path, target, BATCHES)  # in which no response is so long
+    assert path.shifts[0].weight.any()
+    assert not path.shifts[-1].weight.any()
+
+
+@torch.no_grad()
+def test_layers_before_tail_layers_are_replaced() -> None:
+    target = TargetAdapter(tiny_llama())
+    trunk = {"kind": "feedback", "num_layers": 2, **HEADS}
+    settings = tiny_settings(1, "sum", 0, trunk=trunk, tail_layers=1)
+    drafter = tiny_drafter(target, settings)
+    start_as_layers(drafter, target, BATCHES, seed=0)
+    heads = settings.trunk.heads_for(target.spec.attention)
+    for layer, index in zip(drafter.trunk.self_attentions, (-3, -2), strict=True):
+        attention = read_attention(target, index, heads)
+        expected = torch.cat((attention.query, attention.key, attention.value)) * attention.gain
+        torch.testing.assert_close(layer.project.weight, expected)
+
+
+@torch.no_grad()
+def test_masks_start_as_the_mean_of_what_they_replace() -> None:
+    target = TargetAdapter(tiny_llama())
+    settings = tiny_settings(
+        1, parallel_levels=2, trunk={"kind": "feedback"}, parallel_heads="masks"
+    )
+    drafter = tiny_drafter(target, settings)
+    start_masks(drafter, target, BATCHES)
+    embeddings, features = [], []
+    for batch in BATCHES:
+        is_token = batch.documents >= 0
+        read = read_batch(target, batch, target.new_cache(*batch.token_ids.shape))
+        embeddings.append(target.embed(batch.token_ids)[is_token])
+        features.append(read.features[is_token])
+    assert drafter.level_masks is not None
+    starts = (drafter.level_masks.tokens, drafter.level_masks.features)
+    for got, parts in zip(starts, (embeddings, features), strict=True):
+        assert got is not None
+        mean = torch.cat(parts).mean(0).expand_as(got)
+        torch.testing.assert_close(got, mean, atol=1e-4, rtol=1e-3)
