@@ -2,6 +2,6 @@
 
 The server keeps token ids of recent texts in memory (`traffic`). Another process learns from them
 (`lesson`), and writes a version of the drafter's weights only if it drafts better (`versions`). The
-server changes to that version between two requests (`weights`). Nothing
-here depends on HTTP or on training.
+server changes to that version between two requests (`weights`). Nothing here depends on HTTP or on
+training.
 """

@@ -10,6 +10,7 @@ from typing import Literal, NamedTuple
 
 from filelock import FileLock, Timeout
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from safetensors import SafetensorError
 from safetensors.torch import load, save
 from torch import Tensor
 
@@ -59,6 +60,8 @@ class VersionFolder:
     @property
     def numbers(self) -> list[int]:
         """The numbers of all versions, in ascending order, whether they can be used or not."""
+        if not self.path.is_dir():  # somebody has deleted it
+            return []
         names = (path.name for path in self.path.iterdir() if path.is_dir())
         return sorted(int(name) for name in names if name.isascii() and name.isdigit())
 
@@ -90,10 +93,13 @@ class VersionFolder:
     def read(self, number: int) -> Version:
         record = self.record(number)
         path = self._path_of(number) / _WEIGHTS
-        data = path.read_bytes() if path.is_file() else b""
-        if sha256(data).hexdigest() != record.sha256:
-            raise CheckpointError(f"{path} was changed or cut off")
-        return Version(record, load(data))
+        try:
+            data = path.read_bytes()
+            if sha256(data).hexdigest() != record.sha256:
+                raise CheckpointError(f"{path} was changed or cut off")
+            return Version(record, load(data))
+        except (OSError, SafetensorError) as error:
+            raise CheckpointError(f"{path} cannot be read") from error
 
     def remove(self, number: int) -> None:
         """Remove a version, if there is one; its number may then be used again."""
@@ -110,12 +116,9 @@ class VersionFolder:
         for number in self.numbers[:-keep]:
             self.remove(number)
 
-    def purge(self, tenant: str) -> list[int]:
-        """Remove all versions that may have learned from a tenant, and return their numbers."""
-        removed = [number for number in self.numbers if self.may_know(number, tenant)]
-        for number in removed:
-            self.remove(number)
-        return removed
+    def taught_by(self, tenant: str) -> list[int]:
+        """Return the numbers of all versions that may have learned from a tenant."""
+        return [number for number in self.numbers if self.may_know(number, tenant)]
 
     def may_know(self, number: int, tenant: str) -> bool:
         """Return whether a version may have learned from a tenant, as one without a record may.

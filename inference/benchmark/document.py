@@ -220,6 +220,9 @@ class ComparisonDocument(Settings):
     Attributes:
         is_complete: whether all prompts were decoded at all temperatures in all repeats; if not,
             the measurement was interrupted, and only prompts that all methods decoded are included.
+        baseline: method that speed-ups are relative to. If it was measured with several settings,
+            such as "transformers (1 thread)", each of them is one of the methods; the speed-up of
+            the fastest one at each temperature is 1.
     """
 
     environment: Environment

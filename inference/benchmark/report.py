@@ -57,7 +57,7 @@ def notes(document: ComparisonDocument) -> Iterator[str]:
     """Yield what a reader of the table must know."""
     yield LEGEND
     yield f"Weights of the target: {document.environment.target.weights}."
-    if any((method.identical_share or 1) < 1 for method in document.methods):
+    if any(method.identical_share not in (None, 1.0) for method in document.methods):
         yield (
             "Answers that differ need not be wrong: when several tokens are computed together, "
             "logits are rounded differently, which can decide between tokens that are almost "

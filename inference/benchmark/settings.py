@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Literal
 
-from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveInt
+from pydantic import AfterValidator, Field, NonNegativeFloat, NonNegativeInt, PositiveInt
 
 from inference.drafters.names import ADED, LM, UNTRAINED, PairName
 from inference.drafters.names import LOOKUP as UNTRAINED_LOOKUP
@@ -32,7 +32,11 @@ _OPTION = re.compile(rf",({'|'.join(_OPTIONS)})=([^,]*)$")
 REPLAYED_CANDIDATES = 60  # of a replayed tree, unless a method says otherwise
 
 
-Temperatures = Annotated[tuple[NonNegativeFloat, ...], Field(min_length=1)]
+Temperatures = Annotated[
+    tuple[NonNegativeFloat, ...],
+    Field(min_length=1),
+    AfterValidator(lambda values: tuple(dict.fromkeys(values))),  # each is measured once
+]
 
 
 class ComparisonSettings(Settings):
@@ -181,7 +185,9 @@ def _refuse_wrong(text: str, kind: str, path: str, options: Mapping[str, str]) -
         f"one of {', '.join(KINDS)}, or a pair such as lookup+drafter=PATH or aded+lm=PATH": kind
         not in KINDS,
         f"{kind}=PATH": kind in WITH_PATH and not path,
-        f"{LOOKUP}=N with a number of tokens": kind == LOOKUP and path and not path.isdigit(),
+        f"{LOOKUP}=N with a positive number of tokens": kind == LOOKUP
+        and path
+        and not re.fullmatch("0*[1-9][0-9]*", path),
         f"{kind} without a path": kind not in (*WITH_PATH, *OPTIONAL_PATH) and path,
         f"only the options {', '.join(sorted(allowed))}": options.keys() - allowed,
         "either tree=auto, which selects the number of candidates, or candidates=N": kind == DRAFTER

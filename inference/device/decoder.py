@@ -16,7 +16,7 @@ from inference.drafters.trained.memory import row_format
 from inference.protocol import Drafter, RequestTicket, request_counter_of
 from inference.remote.messages import ChatMessage, OpenSession, RowEncoding
 from inference.sampling.random_numbers import random_stream
-from jakiro.errors import PromptError
+from jakiro.errors import ConfigError, PromptError
 
 RemotePrompt = str | Sequence[int] | Sequence[dict[str, Any]]
 
@@ -71,6 +71,12 @@ class RemoteDecoder:
                 if isinstance(offline, OfflineWriting):
                     offline = offline.with_tokenizer_of(name)
             self._memory = memory_request(drafter, self.info, memory)
+            is_writing = isinstance(offline, OfflineWriting)
+            if offline not in (None, "stop") and not (is_writing and drafter is not None):
+                raise ConfigError(
+                    "offline is OfflineWriting(...) with a drafter, 'stop', or None to wait",
+                    got=f"{offline!r} with the drafter {drafter!r}",
+                )
         except BaseException:
             self._link.close()
             raise

@@ -37,7 +37,7 @@ _SECONDS_TO_CLOSE = 2.0
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.05, 2.0  # seconds between two attempts
 _FIRST_WAIT, _LONGEST_WAIT = 10.0, 60.0  # seconds that an attempt waits for its answer
 _SECONDS_OF_WORK = 600.0  # largest number of seconds in which a server reads a prompt
-_BUSY = {429, 503}
+_BUSY = {408, 425, 429, 502, 503, 504}  # of the server, or of a gateway before it
 _REFUSED = {401, 403}
 _WRONG = {400, 409}
 _GONE = {404, 410}  # status codes of a session that the server does not have
@@ -120,7 +120,10 @@ class ServerLink:
         """
         body = request.model_dump_json().encode()
         read = partial(parse_message, kind=SessionOpened)
-        return self._answer("POST", "verify/sessions", body, read, traffic)
+        opened = self._answer("POST", "verify/sessions", body, read, traffic)
+        if traffic.has_ended:  # nobody else would end the session
+            self.end(opened.session)
+        return opened
 
     def submit(
         self, session: str, step: int, body: bytes, traffic: LinkTraffic, has_rows: bool = False

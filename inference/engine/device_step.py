@@ -1,6 +1,7 @@
 """A decoding step on the device, which is recorded as a CUDA graph for each size of trees."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import NamedTuple
 
 import torch
@@ -99,7 +100,7 @@ class RecordedStep:
         rows.roots.copy_(context.roots([]))
         # Recorded functions share memory, except what is referenced.
         self._logits = logits.new_zeros(()).expand_as(logits) if logits.is_cuda else logits
-        self._tree = tree
+        self._tree = replace(tree, draft_probs=None) if logits.is_cuda else tree
         return outcome_of(tree, accepted)
 
     def _draft(self) -> DraftTree:

@@ -59,12 +59,6 @@ class DecodeStats:
         """For each depth, the acceptance rate of steps with candidates to check at this depth."""
         return [self.accepted[depth] / self.reached[depth] for depth in sorted(self.reached)]
 
-    @property
-    def acceptance_rate_per_position(self) -> list[float]:
-        """For each depth, the share of all steps that accepted a draft at this depth."""
-        steps = max(self.target_forwards, 1)
-        return [self.accepted[depth] / steps for depth in sorted(self.reached)]
-
     def acceptance_of(self, proposer: int) -> float | None:
         """Return the accepted share of a proposer's candidates; None if it had no candidates."""
         proposed = self.proposed_by_proposer[proposer]

@@ -8,8 +8,8 @@ import asyncio
 import secrets
 import tempfile
 import time
-from collections.abc import Callable
-from contextlib import ExitStack
+from collections.abc import AsyncIterator, Callable
+from contextlib import ExitStack, asynccontextmanager
 from pathlib import Path
 from typing import Literal, NamedTuple
 
@@ -81,6 +81,7 @@ class Adaptation:
         self._change: _Change | None = None  # change that is due as soon as the server is idle
         self._admits = asyncio.Event()
         self._admits.set()
+        self._num_admitted = 0  # number of requests with the version in use
         self._num_purges = 0
         self._num_new = 0  # number of texts since the last lesson
         self._idle_since: float | None = None
@@ -104,9 +105,20 @@ class Adaptation:
         if self._process is not None:
             self._process.pause()
 
-    async def admit(self) -> None:
-        """Wait while a change waits for the end of earlier requests."""
-        await self._admits.wait()
+    @asynccontextmanager
+    async def admitted(self, seconds: float) -> AsyncIterator[None]:
+        """Wait while a change waits for the end of earlier requests; none takes place in the block.
+
+        Raises:
+            TimeoutError: the change did not take place in time.
+        """
+        async with asyncio.timeout(seconds):
+            await self._admits.wait()
+        self._num_admitted += 1
+        try:
+            yield
+        finally:
+            self._num_admitted -= 1
 
     def record(self, reply: Reply) -> None:
         """Keep the texts of a complete reply for a lesson, if that is allowed."""
@@ -130,10 +142,12 @@ class Adaptation:
             self._process = None
             await process.kill()
             self._telemetry.lessons.labels("purged").inc()
-        removed = self._folder.purge(tenant)
+        removed = self._folder.taught_by(tenant)
         current = self.version if self._change is None else self._change.number
-        if current in removed:
-            self._change = _Change(self._used.newest_before(current), "purged")
+        if current in removed:  # also if they cannot be removed
+            self._change = _Change(self._used.newest_before(current, removed), "purged")
+        for number in removed:
+            self._folder.remove(number)
         return num_texts, len(removed)
 
     async def run(self) -> None:
@@ -147,6 +161,9 @@ class Adaptation:
                 await self._continue()
             except Exception:
                 _logger.exception("adaptation continues after an error")
+                if self._change is not None and self._change.why == "better":
+                    self._change = None
+                self._admits.set()
                 await asyncio.sleep(_SECONDS_AFTER_ERROR)
 
     async def close(self) -> None:
@@ -257,7 +274,7 @@ class Adaptation:
 
     async def _apply(self, change: _Change) -> None:
         """Change the weights, unless a request is decoded; it is then tried again."""
-        if not self._model.engine.scheduler.is_idle:
+        if self._num_admitted:
             return
         try:
             version = await asyncio.to_thread(self._used.read, change.number)
@@ -267,7 +284,9 @@ class Adaptation:
                 earlier = change._replace(number=self._used.newest_before(change.number))
                 self._change = None if change.why == "better" else earlier
             return
-        if self._change != change or not await self._used.replace(change.number, version):
+        if self._change != change or self._num_admitted:
+            return
+        if not await self._used.replace(change.number, version):
             return
         self._telemetry.changes.labels(change.why).inc()
         if self._change == change:

@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import asynccontextmanager, contextmanager, nullcontext
 from typing import TYPE_CHECKING, TypeVar
 
 from inference.generation.prompts import Prompt
@@ -77,12 +77,11 @@ class Service:
         with self._room(len(prompts) * options.choices), self.active():
             why = "error"
             try:
-                if self.adaptation is not None:
-                    async with asyncio.timeout(self.settings.request_seconds):
-                        await self.adaptation.admit()
-                await self.run_preparation(lambda: reply.prepare(self.model))
-                reply.start(self.model)
-                yield reply
+                adaptation, seconds = self.adaptation, self.settings.request_seconds
+                async with nullcontext() if adaptation is None else adaptation.admitted(seconds):
+                    await self.run_preparation(lambda: reply.prepare(self.model))
+                    reply.start(self.model)
+                    yield reply
                 why = "unread"
             except (asyncio.CancelledError, GeneratorExit):
                 why = "disconnected"
@@ -99,11 +98,17 @@ class Service:
     def _room(self, count: int) -> Iterator[None]:
         """Refuse a request before its prompts are encoded, unless there is room for it."""
         most = self.settings.places + self.settings.queue
+        if count > most:
+            raise ApiError(
+                400,
+                f"too many sequences; expected: at most {most}; got: {count}; "
+                "remedy: send fewer prompts and choices",
+            )
         if self._num_sequences + count > most:
             raise ApiError(
-                429 if count <= most else 400,
+                429,
                 f"too many sequences; expected: at most {most} that are decoded or wait; "
-                f"got: {count} more; remedy: send fewer prompts and choices, or try again later",
+                f"got: {count} more; remedy: try again later",
                 kind="rate_limit_error",
                 code="rate_limit_exceeded",
                 retry_after=_RETRY_SECONDS,

@@ -72,6 +72,7 @@ class RemoteSession:
         self.user = user
         self.request = request
         self.verification: VerificationSession | None = None
+        self.num_requests = 0  # number of requests to it that are being answered
 
     @property
     def verifying(self) -> VerificationSession:
@@ -166,14 +167,15 @@ class RemoteSessions:
 
     @contextmanager
     def _answering(self, session: RemoteSession) -> Iterator[None]:
-        """Let the time without requests to a session begin again after this request."""
+        """Let the time without requests to a session begin again after the last of them."""
+        session.num_requests += 1
         session.stop_timer()
         try:
             with self._service.active():
                 yield
         finally:
-            session.stop_timer()
-            if session.id in self._sessions:
+            session.num_requests -= 1
+            if session.num_requests == 0 and session.id in self._sessions:
                 seconds = self._service.settings.remote_idle_seconds
                 loop = asyncio.get_running_loop()
                 session.timer = loop.call_later(seconds, self._end, session)
@@ -308,7 +310,7 @@ def add_remote_routes(app: Starlette, service: Service) -> None:
         Route("/v1/verify/sessions", _open, methods=["POST"]),
         Route(session, _close, methods=["DELETE"]),
         Route(f"{session}/memory", _memory, methods=["GET"]),
-        Route(f"{session}/steps/{{step:int}}", _submit, methods=["PUT"]),
+        Route(f"{session}/steps/{{step}}", _submit, methods=["PUT"]),
     ]
 
 
@@ -323,7 +325,11 @@ async def _open(request: HttpRequest) -> Response:
 
 
 async def _submit(request: HttpRequest) -> Response:
-    step, body = request.path_params["step"], await request.body()
+    try:
+        step = int(request.path_params["step"])
+    except ValueError as error:
+        raise MessageError("malformed_message", "a step is a number") from error
+    body = await request.body()
     decided = await _sessions(request).submit(*_session(request), step, body)
     return Response(decided.body, media_type=_BYTES if decided.has_rows else _JSON)
 

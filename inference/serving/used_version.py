@@ -1,6 +1,7 @@
 """The version of a drafter that a server decodes with, and its replacement between requests."""
 
 import asyncio
+from collections.abc import Container
 
 from inference.adaptation.versions import Version, VersionFolder
 from inference.adaptation.weights import ReplaceableWeights, adapted_ends
@@ -64,9 +65,10 @@ class UsedVersion:
             self._model.fingerprint = before
         return is_changed
 
-    def newest_before(self, number: int) -> int:
+    def newest_before(self, number: int, without: Container[int] = ()) -> int:
         """Return the number of the newest version before another one; 0 if there is none."""
-        return max((earlier for earlier in self._folder.numbers if earlier < number), default=0)
+        earlier = (n for n in self._folder.numbers if n < number and n not in without)
+        return max(earlier, default=0)
 
     def refuse(self, number: int, error: CheckpointError) -> None:
         """Remove a version that cannot be used."""

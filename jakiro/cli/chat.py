@@ -65,6 +65,7 @@ class _Terminal:
             raise typer.Exit(EXIT_CODE_BAD_INPUT)
 
     def _handle(self, line: str) -> None:
+        num_messages = len(self.dialogue.messages)
         try:
             if line.startswith("/"):
                 self._execute(line)
@@ -77,7 +78,8 @@ class _Terminal:
         except KeyboardInterrupt:
             if not self.is_interactive:
                 raise
-            self._say("\n[stopped; the text above stays in the chat]")
+            is_kept = len(self.dialogue.messages) > num_messages
+            self._say(f"\n[stopped{'; the text above stays in the chat' if is_kept else ''}]")
 
     def _execute(self, line: str) -> None:
         """Execute a command; a wrong one does not end the chat, even if it comes from a file."""

@@ -11,7 +11,7 @@ from jakiro.cli import options
 from jakiro.cli.output import say, terminated_like_interrupted, writer
 from jakiro.cli.settings import LoadSettings
 from jakiro.cli.train import RunSettings
-from jakiro.errors import ConfigError
+from jakiro.errors import ConfigError, DataError
 from jakiro.utils.logs import quiet_libraries
 from jakiro.utils.progress import writing_progress
 from jakiro.utils.settings import Settings, load_settings
@@ -182,9 +182,11 @@ def trigrams(*, settings: TrigramSettings) -> None:
         counter = TrigramCounter()
         records = read_all(find_sources(settings.corpus), Intake())
         size = vocabulary_size(tokenizer)
-        for document in encode_documents(tokenizer, records, vocab_size=size):
+        for document in encode_documents(tokenizer, records, vocab_size=size, any_mask=True):
             counter.add(document.token_ids)
             bar.update(task, completed=counter.num_tokens)
+    if counter.num_trigrams == 0:
+        raise DataError("no document of the corpus has three tokens, so there are no trigrams")
     index = counter.index(settings.max_bigrams, settings.successors)
     save_trigrams(index, out, tokenizer, counter.num_tokens)
     say(

@@ -9,10 +9,10 @@ from threading import Event, Lock, Thread
 from typing import Any
 
 # Faults of one request: it is passed on, lost before or after the server has answered, its reply is
-# cut in the middle or replaced, or the server seems to be busy.
+# cut in the middle or replaced, the server seems to be busy, or a gateway before it has an error.
 PASSED, LOST, UNANSWERED = "passed", "lost", "unanswered"
-CUT, REPLACED, BUSY = "cut", "replaced", "busy"
-FAULTS = (LOST, UNANSWERED, CUT, REPLACED, BUSY)
+CUT, REPLACED, BUSY, GATEWAY = "cut", "replaced", "busy", "gateway"
+FAULTS = (LOST, UNANSWERED, CUT, REPLACED, BUSY, GATEWAY)
 # The reply is lost, and the connection stays open, as if the client's address had changed.
 SILENT = "silent"
 _SECONDS = 30.0
@@ -77,6 +77,9 @@ class _Handler(BaseHTTPRequestHandler):
         fault = self.network.next_fault(self.path)
         if fault == BUSY:
             self._reply(503, b"busy")
+            return
+        if fault == GATEWAY:
+            self._reply(502, b'{"error": {"message": "bad gateway"}}')
             return
         if fault == LOST:
             self.close_connection = True

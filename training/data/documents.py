@@ -79,9 +79,10 @@ def encode_documents(
     records: Iterable[Record],
     intake: Intake | None = None,
     vocab_size: int | None = None,
+    any_mask: bool = False,
 ) -> Iterator[Document]:
     """Yield the documents of all records."""
-    for _, documents in encode_records(tokenizer, records, intake, vocab_size):
+    for _, documents in encode_records(tokenizer, records, intake, vocab_size, any_mask):
         yield from documents
 
 
@@ -90,6 +91,7 @@ def encode_records(
     records: Iterable[Record],
     intake: Intake | None = None,
     vocab_size: int | None = None,
+    any_mask: bool = False,
 ) -> Iterator[tuple[Record, list[Document]]]:
     """Yield each record with its documents.
 
@@ -102,6 +104,9 @@ def encode_records(
     the assistant. In a record of token ids, the responses are the tokens with mask 1. A text or
     turn with `"is_cut": true` lacks its end, so the drafter does not learn to predict an end token
     there.
+
+    Args:
+        any_mask: whether a record may consist of a prompt only, or of a response only.
     """
     intake, remaining = intake or Intake(), iter(records)
     while group := list(islice(remaining, BATCH_SIZE)):
@@ -111,7 +116,7 @@ def encode_records(
             of_record = list(islice(documents, len(parts)))
             with intake.guard():
                 for part, document in zip(parts, of_record, strict=True):
-                    if not isinstance(part, _Text):
+                    if not (any_mask or isinstance(part, _Text)):
                         check_mask(document.is_response, record.location)
                     highest = int(document.token_ids.max(initial=0))
                     check_vocabulary(highest, record.location, vocab_size)

@@ -36,7 +36,7 @@ from training.data.regeneration import (
 from training.data.rendering import CUT, Chat, Message, render_question, render_user_opening
 
 GREEDY = "greedy"  # key with which an answer says whether it was decoded greedily
-FILTERS = 3  # version of the rules for choosing texts; a file is continued only with the same ones
+FILTERS = 4  # version of the rules for choosing texts; a file is continued only with the same ones
 LONGEST_SILENCE = 1000  # number of unusable candidates in a row after which an error is raised
 NGRAM, MOST_REPEATS = 8, 3  # length of an n-gram, and how often it may occur in a usable text
 

@@ -100,6 +100,14 @@ class MuonBesideAdamW(AdamW):
         finally:
             self.param_groups = groups
 
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """Load a state; AdamW does not see Muon's groups, because they have no step count."""
+        groups = state["param_groups"]
+        super().__setstate__(
+            state | {"param_groups": [group for group in groups if not group.get("muon")]}
+        )
+        self.param_groups = groups
+
 
 def build_optimizer(module: nn.Module, settings: OptimizerSettings) -> AdamW:
     """Return the optimizer of all trainable parameters; AdamW decays only matrices."""

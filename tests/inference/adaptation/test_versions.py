@@ -1,6 +1,7 @@
 """Versions are found whole, or refused."""
 
 import shutil
+from hashlib import sha256
 from pathlib import Path
 
 import pytest
@@ -63,6 +64,23 @@ def test_a_flipped_bit_is_found(folder: VersionFolder) -> None:
         folder.read(1)
 
 
+def test_weights_that_cannot_be_read_are_refused(folder: VersionFolder) -> None:
+    path = folder.path / "000001" / "weights.safetensors"
+    record = folder.write(_record(1, "a"), _weights())
+    path.unlink()
+    path.mkdir()
+    with pytest.raises(CheckpointError, match="cannot be read"):
+        folder.read(1)
+    path.rmdir()
+    path.write_bytes(b"no tensors")
+    record = record.model_copy(update={"sha256": sha256(b"no tensors").hexdigest()})
+    path.with_name("version.json").write_text(record.model_dump_json())
+    with pytest.raises(CheckpointError, match="cannot be read"):
+        folder.read(1)
+    shutil.rmtree(folder.path)
+    assert folder.numbers == []
+
+
 def test_versions_of_another_drafter_or_number_are_refused(folder: VersionFolder) -> None:
     folder.write(_record(1, "a", identity="other"), _weights())
     with pytest.raises(CheckpointError, match="of drafter other"):
@@ -85,10 +103,9 @@ def test_cleaning_removes_what_a_killed_process_left_and_old_versions(
     assert sorted(path.name for path in folder.path.iterdir())[0] == "000003"
 
 
-def test_a_purge_removes_what_a_tenant_may_have_taught(folder: VersionFolder) -> None:
+def test_a_tenant_may_have_taught_a_version_without_a_record(folder: VersionFolder) -> None:
     folder.write(_record(1, "a"), _weights())
     folder.write(_record(2, "a", "b"), _weights())
     folder.write(_record(3, "a"), _weights())
     (folder.path / "000003" / "version.json").write_text("{")
-    assert folder.purge("b") == [2, 3]
-    assert folder.numbers == [1]
+    assert folder.taught_by("b") == [2, 3]

@@ -37,8 +37,9 @@ def test_intervals_of_too_few_prompts_are_left_out_and_one_sentence_says_why() -
 def test_differences_by_rounding_are_explained_where_there_are_any() -> None:
     same = make_document()
     assert "rounded differently" not in printed(same)
-    other = with_figures(same, 1, identical_share=0.5)
-    assert "rounded differently" in " ".join(printed(other).split())
+    for share in (0.5, 0.0):
+        other = with_figures(same, 1, identical_share=share)
+        assert "rounded differently" in " ".join(printed(other).split())
 
 
 def test_a_page_shows_every_method_and_needs_nothing_else() -> None:

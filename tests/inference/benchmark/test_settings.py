@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from inference.benchmark.settings import MethodName, parse_methods
+from inference.benchmark.settings import ComparisonSettings, MethodName, parse_methods
 from jakiro.errors import ConfigError
 
 
@@ -54,6 +54,7 @@ def test_a_second_drafter_stands_before_the_other(text: str, fields: dict[str, A
         (["plan"], "one of transformers"),
         (["drafter"], "drafter=PATH"),
         (["transformers-lookup=many"], "transformers-lookup=N"),
+        (["transformers-lookup=0"], "a positive number"),
         (["autoregressive=path"], "autoregressive without a path"),
         (["drafter=a,tree=large"], "'auto', 'fixed' or 'deterministic'"),
         (["drafter=a,candidates=0"], "greater than or equal to 1"),
@@ -67,3 +68,8 @@ def test_a_second_drafter_stands_before_the_other(text: str, fields: dict[str, A
 def test_a_wrong_name_is_refused_with_what_was_expected(texts: list[str], expected: str) -> None:
     with pytest.raises(ConfigError, match=expected):
         parse_methods(texts)
+
+
+def test_a_temperature_is_measured_once() -> None:
+    settings = ComparisonSettings(methods=("lookup",), prompts="p", temperatures=(0.0, 1.0, 0.0))
+    assert settings.temperatures == (0.0, 1.0)

@@ -4,13 +4,13 @@ from contextlib import closing
 from typing import Any
 
 import pytest
-from helpers.bad_network import BUSY, LOST, PASSED, UNANSWERED, bad_network
+from helpers.bad_network import BUSY, GATEWAY, LOST, PASSED, UNANSWERED, bad_network
 from helpers.false_server import Made, false_server
 from helpers.serving import Running, running
 
 from inference import SpeculativeDecoder
 from inference.device import RemoteDecoder
-from inference.device.link import LinkTraffic, ServerLink
+from inference.device.link import LinkTraffic, ServerLink, SessionGone
 from inference.remote.messages import OpenSession
 from jakiro.errors import ConfigError, ResourceError
 
@@ -73,6 +73,23 @@ def test_an_answer_of_another_server_is_asked_for_again_and_then_named(
         own.open(OPEN, traffic)
     assert "cannot reach" not in str(found.value)
     assert traffic.num_repeats >= 1
+
+
+def test_an_error_of_a_gateway_ends_no_text(server: Running, decoder: SpeculativeDecoder) -> None:
+    def schedule(number: int, _path: str) -> str:
+        return GATEWAY if number in (1, 3, 4) else PASSED
+
+    with bad_network(server.root, schedule) as network, RemoteDecoder(network.url) as remote:
+        output = remote.generate([1, 2], **SHORT)
+    assert output.new_token_ids == decoder.generate([1, 2], **SHORT).new_token_ids
+    assert output.traffic.num_repeats == 3
+
+
+def test_a_session_that_opens_after_the_end_of_its_text_is_ended(server: Running) -> None:
+    with closing(ServerLink(server.url)) as own:
+        opened = own.open(OPEN, LinkTraffic(has_ended=True))
+        with pytest.raises(SessionGone):
+            own.submit(opened.session, 1, b"", LinkTraffic())
 
 
 def test_a_text_can_be_closed_after_its_decoder(server: Running) -> None:

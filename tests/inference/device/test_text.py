@@ -14,12 +14,13 @@ from inference import SpeculativeDecoder
 from inference.device import RemoteDecoder
 from inference.device import link as server_link
 from inference.device.link import AnsweredStep, SessionGone
+from inference.device.offline_text import OfflineWriting
 from inference.device.text import RemoteOutput, RemoteText
 from inference.draft_tree import ROOT
 from inference.drafters.lookup import LookupDrafter
 from inference.remote.messages import MessageError, OpenSession
 from inference.remote.tree_frame import encode_step
-from jakiro.errors import ResourceError
+from jakiro.errors import ConfigError, ResourceError
 
 PROMPT = [5, 6, 7, 5, 6, 7, 5]
 OPTIONS: dict[str, dict[str, Any]] = {
@@ -94,6 +95,14 @@ def test_a_text_that_stops_has_what_was_verified(
 
 def _lost_from(first: int, number: int) -> str:
     return PASSED if number < first else LOST
+
+
+def test_nothing_is_written_without_a_drafter(server: Running) -> None:
+    with pytest.raises(ConfigError, match="with a drafter"):
+        RemoteDecoder(server.url, offline=OfflineWriting())
+    # a TypeError, if the types of arguments are checked
+    with pytest.raises((ConfigError, TypeError), match="offline"):
+        RemoteDecoder(server.url, LookupDrafter(), offline="write")  # type: ignore[arg-type]
 
 
 def test_a_text_that_stops_before_its_first_token_is_an_error(server: Running) -> None:

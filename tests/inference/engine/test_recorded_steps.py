@@ -1,7 +1,7 @@
 """Recorded steps depend on nothing that the host knew when they were recorded."""
 
 from functools import partial
-from itertools import product
+from itertools import cycle, product
 from typing import Any
 
 import pytest
@@ -12,9 +12,15 @@ from helpers.recordings import Recorded
 from helpers.variants import VARIANTS
 
 from inference import SpeculativeDecoder
+from inference.drafters.trained.drafter import TrainedDrafter
 from inference.engine import accept_batched, captured, device_step
+from inference.engine.captured import CapturedPool
 from inference.engine.lane import Lane
-from inference.trees.shape import TreeShape
+from inference.engine.loop import DecodeRun
+from inference.engine.policy import AlwaysDraft, RunProgress
+from inference.generation.preparation import prepare_requests
+from inference.protocol import Budget
+from inference.trees.shape import TreePlan, TreeShape
 from jakiro.target import weights
 from jakiro.target.adapter import TargetAdapter
 
@@ -83,6 +89,34 @@ def test_every_kind_of_drafter_can_be_recorded(name: str) -> None:
     drafter = tiny_drafter(TargetAdapter(model), settings)
     decoder = SpeculativeDecoder(model, drafter, tree=shape)
     _assert_same_as_alone(decoder, _works(*[{"temperature": 0}] * 4), seed=1)
+
+
+class _Turns(AlwaysDraft):
+    """A policy whose trees change in every step."""
+
+    def __init__(self) -> None:
+        super().__init__(None)
+        self.turns = cycle([Budget(6, 2), Budget(1, 1), Budget(6, 1), None])
+
+    def next_budget(self, progress: RunProgress) -> Budget | None:
+        return next(self.turns)
+
+
+@pytest.mark.parametrize("do_sample", [False, True])
+def test_recorded_steps_of_several_sizes_take_turns(do_sample: bool) -> None:
+    target, pool = TargetAdapter(tiny_llama()), CapturedPool()
+    plan = TreePlan(greedy=TREES["deterministic"], sampling=TREES["sampled"])
+    drafter = TrainedDrafter(tiny_drafter(target), target, plan)
+    generation = {"max_new_tokens": 30, "do_sample": do_sample}
+    for prompts in ([[1, 2, 3], [4, 5], [6, 7, 8, 9]], [[9, 8], [3]]):  # the second from the pool
+        one, other = (
+            prepare_requests(target.model, prompts, generation, seed=3, max_position=512)[0]
+            for _ in range(2)
+        )
+        alone = DecodeRun(target, drafter, one, policy=_Turns()).finish()
+        run = DecodeRun(target, drafter, other, policy=_Turns(), pool=pool).finish()
+        own, expected = ([state.token_ids for state in each.sequences] for each in (run, alone))
+        assert own == expected
 
 
 def test_a_step_is_recorded_once_for_all_temperatures() -> None:

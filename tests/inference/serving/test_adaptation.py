@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from threading import Event
 from typing import Any
 
 import httpx2
@@ -25,7 +26,7 @@ from inference.adaptation.lesson import LearningProcess
 from inference.adaptation.versions import VersionFolder, VersionRecord, lock_of
 from inference.adaptation.weights import ReplaceableWeights, adapted_names
 from inference.protocol import RequestCounter
-from inference.serving import adaptation
+from inference.serving import adaptation, decoding_options
 from inference.serving.adaptation import Adaptation, Learner
 from inference.serving.decoding_options import DecodingOptions
 from inference.serving.engine_thread import EngineThread
@@ -135,6 +136,96 @@ def test_texts_are_exact_while_versions_change(serve: Callable[..., _Served]) ->
             first = (first + 6) % 2000
             time.sleep(0.1)
     assert len(fingerprints) == 2  # all versions of the false learner have the same weights
+
+
+def _write_version(served: _Served, tenant: str = "everyone") -> VersionFolder:
+    """Write version 1, which has learned from a user, and return the folder."""
+    folder = served.adaptation._folder
+    record = VersionRecord(
+        number=1, parent=0, identity=folder.identity, tenants=(tenant,), before=2, after=3, low=1
+    )
+    folder.write(record, _weights_of(served.running.server.engine.decoder, 0.3))
+    return folder
+
+
+def test_a_change_waits_for_requests_in_preparation(
+    serve: Callable[..., _Served], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    served, is_open, encode = serve("nothing"), Event(), decoding_options.encode_prompt
+
+    def encode_late(*arguments: Any) -> list[int]:
+        assert is_open.wait(SECONDS)
+        return encode(*arguments)
+
+    _write_version(served)
+    with served.running.client() as client, ThreadPoolExecutor(1) as pool:
+        before = served.ask(client, 5).system_fingerprint
+        monkeypatch.setattr(decoding_options, "encode_prompt", encode_late)
+        early = pool.submit(served.ask, client, 5)
+        wait_until(lambda: served.adaptation._num_admitted == 1)
+        served.adaptation._change = adaptation._Change(1, "better")
+        time.sleep(4 * adaptation._POLL_SECONDS)
+        assert served.adaptation.version == 0
+        is_open.set()
+        assert early.result(SECONDS).system_fingerprint == before
+        wait_until(lambda: served.adaptation.version == 1)
+        assert served.ask(client, 5).system_fingerprint != before
+
+
+def test_a_change_that_fails_holds_no_requests_and_a_purge_forgets_a_version_that_stays(
+    serve: Callable[..., _Served], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object) -> None:
+        raise OSError("the disk has failed")
+
+    served = serve("nothing")
+    folder = _write_version(served)
+    better = adaptation._Change(1, "better")
+    monkeypatch.setattr(adaptation, "_SECONDS_AFTER_ERROR", 0.1)
+    with served.running.client() as client, pytest.MonkeyPatch.context() as patch:
+        patch.setattr(served.adaptation._used, "read", fail)
+        served.adaptation._change = adaptation._Change(1, "worse")  # is tried again and again
+        wait_until(lambda: not served.adaptation._admits.is_set())
+        assert served.ask(client, 5).choices[0].text == served.expected(5)
+        served.adaptation._change = better
+        wait_until(lambda: served.adaptation._change is None)
+    served.adaptation._change = better
+    wait_until(lambda: served.adaptation.version == 1)
+    monkeypatch.setattr(VersionFolder, "remove", fail)
+    assert httpx2.delete(f"{served.running.url}/adaptation").status_code == 500
+    wait_until(lambda: served.adaptation.version == 0)
+    assert folder.numbers == [1]
+
+
+def test_a_lesson_that_starts_during_a_purge_is_ended(
+    serve: Callable[..., _Served], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    start, begun = LearningProcess.start, list[LearningProcess]()
+
+    async def start_after_a_purge(*arguments: Any) -> LearningProcess:
+        await served.adaptation.purge("everyone")
+        begun.append(await start(*arguments))
+        return begun[-1]
+
+    monkeypatch.setattr(LearningProcess, "start", start_after_a_purge)
+    served = serve("slow")
+    with served.running.client() as client:
+        served.teach(client, 0, max_tokens=2)
+    wait_until(lambda: bool(begun) and begun[-1].is_done)  # a slow lesson does not end by itself
+    assert served.adaptation._process is None
+
+
+def test_the_folder_of_the_versions_has_no_texts(serve: Callable[..., _Served]) -> None:
+    served = serve("better")
+    with served.running.client() as client:
+        served.teach(client, 0)
+        wait_until(lambda: served.adaptation.version >= 1)
+    folder = served.adaptation._folder
+    files = {path.name for path in (served.folder / "versions").rglob("*") if path.is_file()}
+    assert files == {".lock", "version.json", "weights.safetensors"}
+    record, weights = folder.read(served.adaptation.version)
+    assert record.model_dump_json().count("[") == 1  # of the tenants
+    assert weights.keys() == _weights_of(served.running.server.engine.decoder, 0.3).keys()
 
 
 def test_a_change_waits_until_no_request_is_decoded() -> None:
@@ -342,12 +433,7 @@ def test_a_purge_ends_a_lesson_that_goes_on_from_a_version_of_the_user(
     serve: Callable[..., _Served],
 ) -> None:
     served = serve("late", api_keys=("first-secret", "second-secret"))
-    folder = served.adaptation._folder
-    weights = _weights_of(served.running.server.engine.decoder, 0.3)
-    record = VersionRecord(
-        number=1, parent=0, identity=folder.identity, tenants=("key 2",), before=2, after=3, low=1
-    )
-    folder.write(record, weights)
+    folder = _write_version(served, "key 2")
     served.adaptation._used.number = 1
     with served.running.client("first-secret") as client:
         served.teach(client, 0, max_tokens=2)

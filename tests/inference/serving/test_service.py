@@ -86,4 +86,7 @@ def test_a_request_that_takes_too_long_is_ended() -> None:
 def test_requests_that_never_fit_are_not_tried_again() -> None:
     with running(tiny_decoder(), places=2, queue=3) as server:
         found = httpx2.post(f"{server.url}/completions", json={**BODY, "n": 6})
-    assert (found.status_code, found.json()["error"]["code"]) == (400, "rate_limit_exceeded")
+    error = found.json()["error"]
+    assert (found.status_code, error["type"]) == (400, "invalid_request_error")
+    assert error["message"].endswith("remedy: send fewer prompts and choices")
+    assert "retry-after" not in found.headers

@@ -1,6 +1,7 @@
 """Devices that open sessions and submit trees, over a real socket."""
 
 import json
+import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from threading import Event
@@ -243,6 +244,31 @@ def test_an_idle_session_is_gone(decoder: SpeculativeDecoder) -> None:
             while (again := device.http.post("verify/sessions", content=request)).is_error:
                 assert again.status_code == 429
             assert device.put(opened.session, 1, b"").status_code == 410
+
+
+def test_a_session_is_not_idle_while_one_of_two_requests_to_it_waits(
+    decoder: SpeculativeDecoder,
+) -> None:
+    released, fields = Event(), {"prompt": PROMPT, "text_id": "ef" * 16, **GREEDY}
+    with (
+        running(decoder, remote_sessions=1, remote_idle_seconds=0.05) as server,
+        ThreadPoolExecutor(1) as pool,
+    ):
+        device = Device(server, None)
+        with device.http:
+            server.server.engine.call(lambda: released.wait(SECONDS))
+            waiting = pool.submit(device.open, **fields)
+            body = OpenSession(**fields).model_dump_json()
+            with pytest.raises(httpx2.ReadTimeout):
+                device.http.post("verify/sessions", content=body, timeout=0.2)
+            time.sleep(0.2)
+            released.set()
+            assert waiting.result(SECONDS).emitted
+
+
+def test_the_number_of_a_step_is_a_number(device: Device, opened: SessionOpened) -> None:
+    for step in ("x", 5000 * "1"):
+        assert device.put(opened.session, step, b"").status_code == 400
 
 
 def test_no_device_is_served_unless_the_server_says_so(decoder: SpeculativeDecoder) -> None:

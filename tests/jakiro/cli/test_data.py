@@ -98,6 +98,19 @@ def test_a_corpus_becomes_a_table_that_decoding_starts_with(
     assert third in load_trigrams(table, tokenizer).row(first, second)
 
 
+def test_a_corpus_has_trigrams_whatever_its_masks_are(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    tiny_tokenizer().save_pretrained(tmp_path / "target")
+    for count, code in ((3, 0), (2, 2)):
+        words = ["--tokenizer", tmp_path / "target", "--out", tmp_path / f"table-{count}"]
+        records = [{"input_ids": [4, 5, 6][:count], "loss_mask": [0] * count}]
+        write_jsonl(tmp_path / "corpus.jsonl", records)
+        corpus = ["--corpus", tmp_path / "corpus.jsonl"]
+        assert exit_code("prepare", "trigrams", *corpus, *words) == code
+    assert "there are no trigrams" in capsys.readouterr().err
+
+
 def test_a_table_serves_a_target_of_fewer_tokens(tmp_path: Path) -> None:
     tokenizer = tiny_tokenizer()
     tiny_llama(vocab=len(tokenizer) - 4).save_pretrained(tmp_path / "less")

@@ -1,6 +1,7 @@
 """The learning rate follows its schedule, and Muon's updates equal torch's up to rounding."""
 
 from collections import defaultdict
+from copy import deepcopy
 
 import pytest
 import torch
@@ -113,3 +114,14 @@ def test_muon_agrees_with_torchs_up_to_bfloat16() -> None:
         take_muon_step(ours, state, lr=0.1)
     for got, expected in zip(ours, theirs, strict=True):
         assert (got - expected).abs().max() < 0.01
+
+
+def test_the_state_of_muon_is_loaded_and_copied() -> None:
+    layer = nn.Linear(4, 4)
+    groups = [{"params": [layer.weight], "muon": True}, {"params": [layer.bias]}]
+    own = optimizer_module.MuonBesideAdamW(groups, lr=0.1, fused=True)
+    layer(torch.randn(2, 4)).sum().backward()
+    own.step()
+    own.load_state_dict(own.state_dict())
+    for other in (own, deepcopy(own)):
+        assert [group.get("muon", False) for group in other.param_groups] == [True, False]
