@@ -159,15 +159,21 @@ class TrainingModule(nn.Module):
             length.add(output, sample)
             on_output(sample, output)
         summed = (torch.stack(column).sum(dim=0) for column in zip(*terms, strict=True))
-        whole = with_accept_rates(LossTerms(*summed), accept, batch, self._crosses_samples)
+        whole = LossTerms(*summed)
+        if not torch.is_grad_enabled():
+            whole = with_accept_rates(whole, accept, batch, self._crosses_samples)
         return length.added_to(whole)
 
 
 class Meter:
-    """Adds up loss terms on the device; the host waits only when it reads the sums."""
+    """Adds up loss terms on the device; the host waits only when it reads the sums.
+
+    Args:
+        num_depths: number of depths of draft paths, whose acceptance is measured in evaluation.
+    """
 
     def __init__(
-        self, processes: Processes, num_levels: int, num_experts: int, num_depths: int
+        self, processes: Processes, num_levels: int, num_experts: int, num_depths: int = 1
     ) -> None:
         self._processes = processes
         sizes = dict.fromkeys(_PER_LEVEL, num_levels) | dict.fromkeys(_PER_DEPTH, num_depths)
@@ -221,16 +227,15 @@ class Meter:
                     strict=True,
                 )
             ],
-            "accept_rate": [
-                accept / max(number, 1.0)
-                for accept, number in zip(terms.accept, terms.depth_count, strict=True)
-            ],
             "router_imbalance": terms.balance[0] / (terms.level_weight[0] or 1.0),
             "router_entropy": terms.router_entropy[0] / count,
             "expert_load": [load / count for load in terms.expert_load],
             "positions": int(terms.num_positions[0]),
             "tokens": int(num_tokens[0]),
         }
+        if any(terms.depth_count):
+            rates = zip(terms.accept, terms.depth_count, strict=True)
+            metrics["accept_rate"] = [accept / max(number, 1.0) for accept, number in rates]
         if terms.depth_count[-1]:
             metrics["tau_probabilistic"] = terms.path_tokens[0] / terms.depth_count[-1]
         if terms.num_trees[0]:

@@ -44,8 +44,6 @@ def assert_same_run(one: TrainSettings, other: TrainSettings) -> None:
     for a, b in zip(*metrics, strict=True):
         assert a["positions"] == b["positions"]
         assert a["loss"] == pytest.approx(b["loss"], abs=1e-4)
-        assert a["accept_rate"] == pytest.approx(b["accept_rate"], abs=1e-4)
-        assert a["tau_probabilistic"] == pytest.approx(b["tau_probabilistic"], abs=1e-4)
         assert a["gradient_norm"] == pytest.approx(b["gradient_norm"], rel=1e-3)
     drafters = [JakiroDrafter.from_pretrained(run.run_folder / "drafter") for run in (one, other)]
     for a, b in zip(*(drafter.parameters() for drafter in drafters), strict=True):

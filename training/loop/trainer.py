@@ -12,10 +12,9 @@ from torch.nn.utils import get_total_norm
 from jakiro.drafter import JakiroDrafter
 from jakiro.errors import ConfigError, NumericalError
 from jakiro.utils.devices import choose_device
-from training.config import EngineSettings, TrainSettings, anchor_rule
+from training.config import EngineSettings, TrainSettings
 from training.data.sampler import Sampler
 from training.loop.optimizer import build_optimizer, learning_rate, set_learning_rate
-from training.loss.accepted_length import num_depths
 from training.loss.batch import Batch
 from training.module import Meter, TargetReader, TrainingModule
 from training.processes import Processes, import_deepspeed
@@ -51,7 +50,6 @@ class Trainer:
             processes,
             1 + settings.drafter.schedule.parallel_levels,
             settings.drafter.experts.num_experts,
-            num_depths(anchor_rule(settings), 1 + settings.drafter.schedule.parallel_levels),
         )
 
     def step(self, number: int, elapsed: float = 0.0) -> float:

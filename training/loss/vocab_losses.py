@@ -114,7 +114,8 @@ class TokenResults(NamedTuple):
 
     Attributes:
         weights: mixture weights of the components: the prior at level 0, then the posterior.
-        accept: probability, at temperature 1, that a token sampled from the draft is accepted.
+        accept: probability, at temperature 1, that a token sampled from the draft is accepted; 0 in
+            training, where it is not computed.
         text_prob: draft probability of the text's next token at temperature 1.
     """
 
@@ -255,13 +256,13 @@ def _token_results(
         loss = token_losses(kind, target_probs, heads.process_draft(blended))
         choice, used = torch.zeros_like(loss), weights
         of_text = at_token(joint, next_tokens[:, level], drafted)
-        with torch.no_grad():
+        accept, text_prob = torch.zeros_like(loss), of_text.detach().exp().sum(dim=1)
+        if not torch.is_grad_enabled():  # training would take some percent more time
             if heads.temperature != 1:
                 # Normalizers at temperature 0 are those of temperature 1; others do not apply.
                 of_level = of_level if heads.keeps_logits else None
                 target_probs, _ = heads.at(1).log_probs_of_target(targets[:, level], of_level)
             accept = accept_probs(target_probs, blended)
-            text_prob = of_text.exp().sum(dim=1)
         if has_choice:
             choice = choice_losses(of_text, weights)
         if level + 1 < features.shape[1]:
