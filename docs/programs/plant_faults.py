@@ -64,8 +64,8 @@ FAULTS = (
     Fault(
         "position of parallel levels",
         "jakiro/levels.py",
-        "positions[:, :, None] + ahead[1:]",
-        "positions[:, :, None] + ahead[:-1]",
+        "torch.cat((positions, (positions[:, :, None] + ahead).flatten(1)), dim=1),",
+        "torch.cat((positions, (positions[:, :, None] + ahead - 1).flatten(1)), dim=1),",
         "tests/jakiro/test_levels.py tests/inference/drafters/trained",
     ),
     Fault(
