@@ -87,8 +87,8 @@ class LevelMasks(nn.Module):
         features: vectors in place of the features of masks: "trained", those of the "query", or
             "none" if the trunk reads no features.
         is_causal: whether masks attend to earlier rows only, and queries to no mask.
-        embedding: "trained" for one embedding per mask; "token" for that of a mask token of the
-            target, a constant that is set by `set_token`.
+        embedding: "trained" for one embedding per mask; "token" for a constant, the target's
+            embedding of a mask token, which an import or a new training sets.
     """
 
     def __init__(

@@ -211,6 +211,8 @@ def assert_close(one: LossTerms, other: LossTerms) -> None:
 
 
 ISOLATED = {
+    "block": VARIANTS["block"],
+    "masks-path": VARIANTS["masks-path"],
     "tail": TAIL,
     "feedback": FED_BACK,
     "hybrid": BOTH,
