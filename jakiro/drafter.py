@@ -21,7 +21,7 @@ from jakiro.config import (
 from jakiro.draft_head import DraftHead
 from jakiro.drafter_settings import DrafterSettings
 from jakiro.errors import CheckpointError, JakiroError
-from jakiro.experts import ExpertsOutput, MixtureOfExperts
+from jakiro.experts import ExpertsOutput, MixtureOfExperts, mean_over_components
 from jakiro.levels import HiddenTransfer, LevelHeads, LevelMasks, PathFeatures, PathTables
 from jakiro.target.cache import TargetState
 from jakiro.target.ends import TargetEnds
@@ -106,9 +106,9 @@ class JakiroDrafter(PreTrainedModel):
         if schedule.heads == "masks":
             self.level_masks = LevelMasks(**masks_arguments(config))
         self.path_features: PathFeatures | None = None
-        if schedule.path in ("embedding", "experts"):
-            is_before = schedule.path == "experts"
-            self.path_features = PathFeatures(hidden, num_parallel, is_before)
+        if schedule.path in ("embedding", "recurrent"):
+            is_recurrent = schedule.path == "recurrent"
+            self.path_features = PathFeatures(hidden, num_parallel, is_recurrent)
         self.head_norm: torch.nn.Module | None = None
         if settings.experts.output_norm == "head":
             self.head_norm = RMSNorm(hidden, eps=settings.norm_eps)
@@ -195,7 +195,7 @@ class JakiroDrafter(PreTrainedModel):
         if self.level_heads is not None and has_levels:
             output = self.level_heads(output, embeddings, inputs)
         path = self.path_features
-        if path is None or path.precedes_experts or following is None:
+        if path is None or path.is_recurrent or following is None:
             return output
         return output._replace(features=path.below(output.features, following))
 
@@ -207,11 +207,10 @@ class JakiroDrafter(PreTrainedModel):
         The components of all levels have the weights that the router gives them at the first one.
         """
         path, waiting = self.path_features, None
-        if path is not None and path.precedes_experts:
+        if path is not None and path.is_recurrent:
             if following is not None:
-                rows = path.below(rows, following)
-            else:
-                rows, waiting = rows[:, :, :1], rows[:, :, 1:]
+                return self._along_path(rows, following, path)
+            rows, waiting = rows[:, :, :1], rows
         output = self.experts(rows)
         return ExpertsOutput(
             output.features[..., 0, :, :],
@@ -219,6 +218,21 @@ class JakiroDrafter(PreTrainedModel):
             output.gate[:, :, 0],
             waiting=waiting,
         )
+
+    def _along_path(
+        self,
+        rows: Float[Tensor, "batch queries levels hidden"],
+        following: Float[Tensor, "batch queries parallel hidden"],
+        path: PathFeatures,
+    ) -> ExpertsOutput:
+        """Return the experts' output, where each level reads the feature of the level before it."""
+        output = self.experts(rows[:, :, 0])
+        features = [output.features]
+        for level, tokens in enumerate(following.unbind(2), start=1):
+            before = mean_over_components(features[-1][:, :, 0], output.log_weights)
+            vectors = rows[:, :, level] + path(tokens, level, before)
+            features.append(self.experts(vectors).features)
+        return output._replace(features=torch.cat(features, dim=2))
 
     def draft_head(self, target: TargetEnds, form: WeightForm = "own") -> DraftHead:
         """Return the head that turns features into logits of the tokens that may be drafted."""

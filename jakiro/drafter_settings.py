@@ -346,12 +346,13 @@ class ScheduleSettings(Settings):
     for parallel_levels and tail_layers; there is one pass, because the states after these layers
     are not those that the matrices read."""
 
-    path: Literal["none", "embedding", "experts", "tables"] = "none"
+    path: Literal["none", "embedding", "recurrent", "tables"] = "none"
     """What a parallel level knows of the token before it on the path. none: nothing; embedding: a
     matrix for each level adds what the embedding of that token says to the level's feature;
-    experts: the same, but before the experts, which requires parallel_heads masks; tables:
-    two tables of path_rank numbers per token give the logits of all levels, in drafters that were
-    imported (DSpark)."""
+    recurrent: another matrix reads the feature from which that token was drafted, so that each
+    level knows its whole path, and the experts read the sum, which requires parallel_heads masks;
+    tables: two tables of path_rank numbers per token give the logits
+    of all levels, in drafters that were imported (DSpark)."""
     path_rank: int | None = Field(None, ge=1)
     """Number of numbers per token in the tables of path."""
 
@@ -366,8 +367,8 @@ class ScheduleSettings(Settings):
             raise ValueError(
                 "path embedding requires parallel_levels, and other parallel_heads than transfer"
             )
-        if self.path == "experts" and self.heads != "masks":
-            raise ValueError("path experts requires parallel_levels, and parallel_heads masks")
+        if self.path == "recurrent" and self.heads != "masks":
+            raise ValueError("path recurrent requires parallel_levels, and parallel_heads masks")
         if (self.path_rank is None) is (self.path == "tables"):
             raise ValueError("path tables requires path_rank, and other paths have none")
         return self

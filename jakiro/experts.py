@@ -26,8 +26,8 @@ class ExpertsOutput(NamedTuple):
             layers.
         chosen: indices of the active experts, in descending order of their weights; None if all
             experts are active.
-        waiting: the trunk's vectors of parallel levels whose experts run once the token before is
-            known; None if there are none.
+        waiting: the trunk's vectors of all levels, if the experts of parallel levels run once the
+            token before is known.
     """
 
     features: Float[Tensor, "*batch levels components hidden"]
@@ -35,34 +35,38 @@ class ExpertsOutput(NamedTuple):
     gate: Float[Tensor, "*batch experts"]
     state: Float[Tensor, "*batch hidden"] | None = None
     chosen: Int[Tensor, "*batch active"] | None = None
-    waiting: Float[Tensor, "*batch parallel hidden"] | None = None
+    waiting: Float[Tensor, "*batch levels hidden"] | None = None
 
     def with_tail_output(self, features: Float[Tensor, "*batch hidden"]) -> "ExpertsOutput":
         """Return a copy whose only feature is the given output of the target's tail layers."""
         return self._replace(features=features[..., None, None, :], state=self.mean_feature)
 
-    def scattered(self, columns: Int[Tensor, "batch few"], length: int) -> "ExpertsOutput":
+    def scattered(
+        self,
+        sequence: Int[Tensor, "batch 1"],
+        columns: Int[Tensor, "batch few"],
+        shape: tuple[int, ...],
+    ) -> "ExpertsOutput":
         """Return the output at all positions of sequences, with zeros where nothing was drafted.
 
         Args:
+            sequence: index of the sequence of each group of queries.
             columns: position of each query in its sequence.
+            shape: number of sequences, and their length.
         """
-        sequence = torch.arange(len(columns), device=columns.device)[:, None]
 
         def scatter(part: Tensor) -> Tensor:
-            zeros = part.new_zeros((len(part), length, *part.shape[2:]))
+            zeros = part.new_zeros((*shape, *part.shape[2:]))
             return zeros.index_put((sequence, columns), part)
 
         features, log_weights, gate = map(scatter, self[:3])
-        return ExpertsOutput(features, log_weights, gate)
+        waiting = None if self.waiting is None else scatter(self.waiting)
+        return ExpertsOutput(features, log_weights, gate, waiting=waiting)
 
     @property
     def mean_feature(self) -> Float[Tensor, "*batch hidden"]:
         """The feature at the query's own position, averaged over components: `sum_e w_e F1_e`."""
-        if self.features.shape[-2] == 1:
-            return self.features[..., 0, 0, :]
-        weights = self.log_weights.exp()
-        return torch.einsum("...c,...ch->...h", weights, self.features[..., 0, :, :])
+        return mean_over_components(self.features[..., 0, :, :], self.log_weights)
 
 
 class MixtureOfExperts(nn.Module):
@@ -237,6 +241,16 @@ def expert_products(
     has_levels = stack.dim() == 4
     equation = "...ew,pewh->...peh" if has_levels else "...ew,ewh->...eh"
     return torch.einsum(equation, inner, stack)
+
+
+def mean_over_components(
+    features: Float[Tensor, "*batch components hidden"],
+    log_weights: Float[Tensor, "*batch components"],
+) -> Float[Tensor, "*batch hidden"]:
+    """Return `sum_e w_e F_e`."""
+    if features.shape[-2] == 1:
+        return features[..., 0, :]
+    return torch.einsum("...c,...ch->...h", log_weights.exp(), features)
 
 
 def _top_against_rest(weights: Tensor, outputs: Tensor) -> Tensor:

@@ -200,30 +200,36 @@ class PathFeatures(nn.Module):
 
     from which the head computes the draft distribution below c. With the head's rows w, this adds
     `w_x^T R_k E(c)` to the logit of each token x: a first-order Markov head (DSpark, arXiv
-    2607.05147) without tables of its own. Before the experts, the shift is that of the trunk's
-    vector x_k, so that the experts read what is known of the text together with the token c:
+    2607.05147) without tables of its own, which knows no more of the path than c. A recurrence over
+    the levels knows the whole path: it also reads the feature g from which c was drafted (averaged
+    over components), and shifts the trunk's vector x_k, which the experts read afterwards:
 
-        h_{k|c} = experts(x_k + R_k E(c))
+        h_{k|c} = experts(x_k + R_k E(c) + S_k g)
 
-    At first, the matrices R_k are 0.
-
-    Args:
-        precedes_experts: whether the trunk's vector is shifted, instead of the feature.
+    At first, the matrices R_k and S_k are 0.
     """
 
-    def __init__(self, hidden: int, num_levels: int, precedes_experts: bool = False) -> None:
+    def __init__(self, hidden: int, num_levels: int, is_recurrent: bool = False) -> None:
         super().__init__()
-        self.precedes_experts = precedes_experts
-        self.shifts = nn.ModuleList(
-            nn.Linear(hidden, hidden, bias=False) for _ in range(num_levels)
-        )
+        self.is_recurrent = is_recurrent
+        width = 2 * hidden if is_recurrent else hidden
+        self.shifts = nn.ModuleList(nn.Linear(width, hidden, bias=False) for _ in range(num_levels))
         for weight in self.shifts.parameters():
             nn.init.zeros_(weight)
 
     def forward(
-        self, embeddings: Float[Tensor, "*batch hidden"], level: int
+        self,
+        embeddings: Float[Tensor, "*batch hidden"],
+        level: int,
+        drafted_from: Float[Tensor, "*batch hidden"] | None = None,
     ) -> Float[Tensor, "*batch hidden"]:
-        """Return what each token c adds to the vector of a parallel level, from 1, below it."""
+        """Return the shift of a parallel level, from 1, below each token c.
+
+        Args:
+            drafted_from: the features g of a recurrence.
+        """
+        if drafted_from is not None:
+            embeddings = torch.cat((embeddings, drafted_from), dim=-1)
         shift: Tensor = self.shifts[level - 1](embeddings)
         return shift
 

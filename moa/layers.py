@@ -16,7 +16,7 @@ class RMSNorm(nn.RMSNorm):
     def forward(self, x: Tensor) -> Tensor:
         """Return the norm of each vector."""
         if x.device.type != "cpu" or torch.is_grad_enabled() or torch.compiler.is_compiling():
-            return super().forward(x)
+            return super().forward(x.to(self.weight.dtype))  # under autocast, they differ
         return rms_norm_on_cpu(x, None, self.eps) * self.weight
 
 

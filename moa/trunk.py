@@ -64,7 +64,7 @@ class FeatureInput(nn.Module):
         """Return the input of self-attention and the start of the residual stream."""
         both = self.normed(embeddings, previous)
         if self.join is not None:
-            joined = self.join(both)
+            joined = self.join(both).to(previous.dtype)  # the residual stream, also under autocast
             return joined, joined
         return both, both.chunk(2, dim=-1)[1] if self.is_residual_normed else previous
 

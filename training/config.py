@@ -74,7 +74,8 @@ class OptimizerSettings(Settings):
 class EngineSettings(Settings):
     """The settings of the DeepSpeed engine.
 
-    Only `dtype` changes the result of a run; the other settings change only memory use and speed.
+    Only `dtype` and `autocast` change the result of a run; the other settings change only memory
+    use and speed.
     """
 
     zero_stage: Literal[0, 1, 2, 3] = 0
@@ -82,6 +83,9 @@ class EngineSettings(Settings):
     3 also shards the parameters. In half precision, stage 1 is used instead of stage 0."""
     dtype: Precision = "fp32"
     """Precision of the drafter's computations; its master weights are always fp32."""
+    autocast: bool | Literal["auto"] = "auto"
+    """Multiply the matrices of an fp32 drafter in bfloat16; auto: if the GPU or the processor does
+    so in hardware, which makes training about twice as fast."""
     offload_optimizer: bool = False
     """Keep the optimizer states in main memory and update the weights there. This requires a
     zero_stage of at least 1."""
@@ -107,8 +111,8 @@ class EvaluationSettings(Settings):
     nothing to measure, or the run is too short. null: evaluate only at the end."""
     patience: int | None = Field(None, ge=1)
     """Number of successive evaluations without improvement after which the run ends early; null:
-    take all steps. An improvement is a higher agreement with the target on held-out data than in
-    all earlier evaluations or, without held-out data, a higher tau."""
+    take all steps. An improvement is a higher tau_probabilistic on held-out data than in all
+    earlier evaluations or, without held-out data, a higher tau."""
     prompts: Path | None = None
     """Prompt file in the format of `jakiro bench`, or a file of text records; only the first turn
     of a dialogue is answered. null: use the beginnings of held-out records as prompts."""
@@ -155,10 +159,10 @@ class CheckpointSettings(Settings):
     """Number of most recent checkpoints that are kept."""
     keep_best: bool = True
     """Keep the best drafter of all evaluations in the run's folder `best`: the one with the highest
-    agreement with the target on held-out data or, without held-out data, with the highest tau."""
+    tau_probabilistic on held-out data or, without held-out data, with the highest tau."""
     finish_with_best: bool = True
-    """At the end, write the drafter with the highest agreement on held-out data, which may be an
-    earlier one, instead of the last drafter. This requires held-out data and keep_best."""
+    """At the end, write the drafter that is best on held-out data, which may be an earlier one,
+    instead of the last drafter. This requires held-out data and keep_best."""
 
 
 class TrainSettings(Settings):

@@ -200,25 +200,30 @@ class Score(NamedTuple):
     """The measured quality of a drafter.
 
     Attributes:
-        metric: "agreement", the share of held-out positions at which the drafter's and the target's
-            most likely next tokens are the same, or "tau", averaged over temperatures.
+        metric: "tau_probabilistic", the expected number of tokens of a step with a chain of drafts,
+            on held-out text; "agreement", the share of held-out positions at which the drafter's
+            and the target's most likely next tokens are the same; or "tau", averaged over
+            temperatures.
     """
 
-    metric: Literal["agreement", "tau"]
+    metric: Literal["tau_probabilistic", "agreement", "tau"]
     value: float
 
     def __str__(self) -> str:
-        if self.metric == "tau":
-            return f"tau {self.value:.2f}"
-        return f"held-out agreement {self.value:.1%}"
+        if self.metric == "agreement":
+            return f"held-out agreement {self.value:.1%}"
+        return f"{self.metric} {self.value:.2f}"
 
 
 def score_of(results: Mapping[str, Any]) -> Score | None:
     """Return the score by which drafters of a run are compared; None if nothing was measured.
 
-    Agreement is measured at many more positions than tau, so it is preferred.
+    What is measured on held-out text has many more positions than tau, so it is preferred. No path
+    of that text may be long enough for `tau_probabilistic`.
     """
     validation = results.get("validation")
+    if validation is not None and "tau_probabilistic" in validation:
+        return Score("tau_probabilistic", float(validation["tau_probabilistic"]))
     if validation is not None and validation["positions"]:
         return Score("agreement", float(validation["levels"][0]["agreement"]))
     taus = [float(decoding["tau"]) for decoding in results.get("decoding", ())]
@@ -227,10 +232,12 @@ def score_of(results: Mapping[str, Any]) -> Score | None:
 
 def summary_of(results: Mapping[str, Any]) -> str:
     """Return the agreement and tau of an evaluation as text; empty if nothing was measured."""
-    score = score_of(results)
-    held_out = [str(score)] if score is not None and score.metric == "agreement" else []
-    if "tau_probabilistic" in results.get("validation", {}):
-        held_out.append(f"tau_probabilistic {results['validation']['tau_probabilistic']:.2f}")
+    held_out, validation = [], results.get("validation") or {"positions": 0}
+    if validation["positions"]:
+        agreement = float(validation["levels"][0]["agreement"])
+        held_out.append(str(Score("agreement", agreement)))
+    if "tau_probabilistic" in validation:
+        held_out.append(str(Score("tau_probabilistic", validation["tau_probabilistic"])))
     taus = [
         f"tau {decoding['tau']:.2f} at temperature {decoding['temperature']:g}"
         for decoding in results.get("decoding", ())

@@ -118,6 +118,7 @@ class TrainingModule(nn.Module):
         settings: ObjectiveSettings,
         recompute: bool = False,
         crosses_samples: bool | None = None,
+        autocast: bool = False,
     ) -> None:
         super().__init__()
         if drafter.path_tables is not None:
@@ -129,7 +130,7 @@ class TrainingModule(nn.Module):
         self._is_rolled_out = drafter.trunk.feature_input is not None
         self._crosses_samples = self._is_rolled_out if crosses_samples is None else crosses_samples
         self.settings = settings
-        self._recompute = recompute
+        self._computation = {"recompute": recompute, "autocast": autocast}
 
     def forward(
         self,
@@ -149,7 +150,7 @@ class TrainingModule(nn.Module):
         num_levels = 1 + self.drafter.config.settings.schedule.parallel_levels
         normalizers = shared_normalizers(view, batch, heads, num_levels, self.settings.chunk_size)
         terms, accept = [], []
-        outputs = draft_all_positions(self.drafter, view, batch, reader.tail, self._recompute)
+        outputs = draft_all_positions(self.drafter, view, batch, reader.tail, **self._computation)
         for sample, output in enumerate(outputs):
             # With tail layers, the regression goal is the state at the input of these layers.
             goals = Goals(view.features, view.tail_input, output.state, normalizers)

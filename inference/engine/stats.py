@@ -3,6 +3,7 @@
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 
 from inference.draft_tree import ROOT, SequenceTree
 
@@ -53,6 +54,26 @@ class DecodeStats:
     def drafting_share(self) -> float:
         """The share of decoding steps with drafts."""
         return self.reached[1] / max(self.target_forwards, 1)
+
+    @property
+    def speculative_metrics(self) -> dict[str, float | int | list[int]]:
+        """What vLLM's field `metrics.speculative_decoding` says of a request.
+
+        Steps without drafts do not count. `acceptance_histogram` is the number of steps with 0, 1,
+        2, ... accepted drafts.
+        """
+        steps, accepted = self.reached[1], self.accepted.total()
+        drafted = self.proposed_by_proposer.total()
+        deepest = max(self.accepted, default=0)
+        at_least = [steps, *(self.accepted[depth] for depth in range(1, deepest + 2))]
+        return {
+            "mean_acceptance_length": 1 + accepted / max(steps, 1),
+            "draft_acceptance_rate": accepted / max(drafted, 1),
+            "acceptance_histogram": [more - next_ for more, next_ in pairwise(at_least)],
+            "num_spec_steps": steps,
+            "num_accepted_draft_tokens": accepted,
+            "num_draft_tokens": drafted,
+        }
 
     @property
     def conditional_acceptance_rate(self) -> list[float]:

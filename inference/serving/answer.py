@@ -5,7 +5,7 @@ import json
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Coroutine
 from contextlib import AbstractAsyncContextManager, aclosing, suppress
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 from uuid import uuid4
 
 from starlette.requests import Request as HttpRequest
@@ -43,9 +43,11 @@ async def answer(request: HttpRequest, kind: type[AnswerForm]) -> Response:
     num_choices = len(body.prompts) * options.choices
     form = kind(service.model.tokenizer, body.num_likeliest is not None, num_choices, head)
     opened = service.open(body.prompts, options, request.state.user)
+    ends = _Ends(body.has_usage_chunk, body.jakiro.metrics)
     if not body.stream:
-        return await unless_disconnected(request.receive, _whole(opened, form))
-    events = _events(opened, form, body.has_usage_chunk)
+        ends = ends._replace(usage=True)
+        return await unless_disconnected(request.receive, _whole(opened, form, ends))
+    events = _events(opened, form, ends)
     # The first event is ready as soon as the request is accepted, so that refusals have their own
     # status code.
     await unless_disconnected(request.receive, anext(events))
@@ -68,7 +70,22 @@ def usage_of(reply: Reply) -> Data:
     }
 
 
-async def _whole(opened: AbstractAsyncContextManager[Reply], form: AnswerForm) -> Response:
+class _Ends(NamedTuple):
+    """The fields that describe a complete reply, where they are asked for."""
+
+    usage: bool
+    metrics: bool
+
+    def fields(self, reply: Reply) -> Data:
+        fields: Data = {"usage": usage_of(reply)} if self.usage else {}
+        if self.metrics:
+            fields["metrics"] = {"speculative_decoding": reply.stats.speculative_metrics}
+        return fields
+
+
+async def _whole(
+    opened: AbstractAsyncContextManager[Reply], form: AnswerForm, ends: _Ends
+) -> Response:
     async with opened as reply:
         merged = [TextDelta(number) for number in range(form.num_choices)]
         async for delta in reply.deltas():
@@ -77,17 +94,17 @@ async def _whole(opened: AbstractAsyncContextManager[Reply], form: AnswerForm) -
             choice.tokens += delta.tokens
             choice.finish_reason = delta.finish_reason
         head = {**form.head, "system_fingerprint": reply.fingerprint, "object": form.kind}
-        usage = usage_of(reply)
+        fields = ends.fields(reply)
 
         def response() -> Response:
-            return JSONResponse({**head, "choices": list(map(form.choice, merged)), "usage": usage})
+            return JSONResponse({**head, "choices": list(map(form.choice, merged)), **fields})
 
         # With many log-probabilities, this takes so long that other requests must go on meanwhile.
         return await asyncio.to_thread(response)
 
 
 async def _events(
-    opened: AbstractAsyncContextManager[Reply], form: AnswerForm, has_usage: bool
+    opened: AbstractAsyncContextManager[Reply], form: AnswerForm, ends: _Ends
 ) -> AsyncGenerator[bytes, None]:
     """Yield the events of a stream, of which the first one is empty."""
     is_accepted = False
@@ -95,7 +112,7 @@ async def _events(
         async with opened as reply:
             is_accepted = True
             yield b""
-            async for data in _stream(reply, form, has_usage):
+            async for data in _stream(reply, form, ends):
                 yield event(data)
         yield DONE
     except ApiError as error:
@@ -104,18 +121,18 @@ async def _events(
         yield event(error.body)
 
 
-async def _stream(reply: Reply, form: AnswerForm, has_usage: bool) -> AsyncIterator[Data]:
+async def _stream(reply: Reply, form: AnswerForm, ends: _Ends) -> AsyncIterator[Data]:
     """Yield the chunks of a stream."""
     chunk = {**form.head, "object": form.chunk_kind, "system_fingerprint": reply.fingerprint}
-    if has_usage:
+    if ends.usage:
         chunk["usage"] = None
     for choice in form.heads():
         yield {**chunk, "choices": [choice]}
     async for delta in reply.deltas():
         for fields in _chunks(form, delta):
             yield {**chunk, **fields, "jakiro": form.head["jakiro"] | fields["jakiro"]}
-    if has_usage:
-        yield {**chunk, "choices": [], "usage": usage_of(reply)}
+    if any(ends):
+        yield {**chunk, "choices": [], **ends.fields(reply)}
 
 
 def _chunks(form: AnswerForm, delta: TextDelta) -> list[Data]:

@@ -59,6 +59,7 @@ class Extensions(Closed):
 
     drafting: bool = True
     details: bool = False
+    metrics: bool = False
 
 
 class GenerationBody(Closed):

@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
@@ -26,6 +27,14 @@ class Telemetry:
         count, times = self._counter, self._histogram
         self.tokens = count("tokens", "Tokens: prompt, generated, drafted, accepted.", "kind")
         self.accepted = count("accepted_by_depth", "Accepted drafts by depth in the tree.", "depth")
+        # The counters of vLLM, which tools for load tests read.
+        common = partial(Counter, namespace="vllm:spec_decode", registry=self.registry)
+        self.spec_steps = common("num_drafts", "Decoding steps with drafts.")
+        self.spec_drafted = common("num_draft_tokens", "Drafted tokens.")
+        self.spec_accepted = common("num_accepted_tokens", "Accepted drafts.")
+        self.spec_positions = common(
+            "num_accepted_tokens_per_pos", "Accepted drafts by depth, from 0.", ["position"]
+        )
         self.steps = count("decoding_steps", "Decoding steps of all sequences.")
         self.cancelled = count("cancelled", "Requests that were cancelled.", "why")
         self.remote_steps = count("remote_steps", "Trees from other machines.", "outcome")
@@ -73,8 +82,13 @@ class Telemetry:
         self.steps.inc(stats.target_forwards)
         self.tokens.labels("drafted").inc(stats.proposed_by_proposer.total())
         self.tokens.labels("accepted").inc(stats.accepted.total())
+        self.spec_steps.inc(stats.reached[1])
+        self.spec_drafted.inc(stats.proposed_by_proposer.total())
+        self.spec_accepted.inc(stats.accepted.total())
         for depth, count in stats.accepted.items():
-            self.accepted.labels(str(min(depth, _DEEPEST))).inc(count)
+            deepest = min(depth, _DEEPEST)
+            self.accepted.labels(str(deepest)).inc(count)
+            self.spec_positions.labels(str(deepest - 1)).inc(count)
 
     def _counter(self, name: str, text: str, *labels: str) -> Counter:
         return Counter(name, text, labels, **self._own)

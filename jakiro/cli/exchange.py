@@ -11,7 +11,7 @@ from jakiro.cli import options
 from jakiro.cli.output import say
 from jakiro.cli.settings import LoadSettings
 from jakiro.errors import CheckpointError, ConfigError, TargetMismatch, TargetNotSupported
-from jakiro.utils.files import ensure_new_file
+from jakiro.utils.files import ensure_new_file, write_atomically
 from jakiro.utils.logs import quiet_libraries
 from jakiro.utils.settings import Settings
 
@@ -235,6 +235,7 @@ def _write_layout(
     from jakiro.exchange.vllm_export import export_vllm
     from jakiro.target.record import check_target
     from jakiro.utils.pretrained import local_model
+    from training.loop.export import model_card
 
     record, to, out = drafter.config.target_record, settings.to, settings.out
     assert to != "device", "the caller writes this layout"
@@ -250,6 +251,10 @@ def _write_layout(
     for part in exported.dropped:
         typer.echo(f"dropped: {part}")
     schedule = drafter.config.settings.schedule
+    config: Any = drafter.config
+    if "settings" in (config.record or {}):  # it was trained here
+        published = serve_command(to, "FOLDER", "TARGET", schedule)
+        write_atomically(out / "README.md", model_card(config, published))
     return {"vLLM": serve_command(to, str(out), local_model(target), schedule)}
 
 

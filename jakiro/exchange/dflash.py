@@ -277,7 +277,7 @@ def _problems(drafter: JakiroDrafter) -> Iterator[Problem]:
         yield Problem("drafter.trunk.block.mask_token of a token", None)
     if trunk.attention_bias == "qkv":
         yield Problem("drafter.trunk.attention_bias of none or all", "qkv")
-    if path == "embedding":
+    if path in ("embedding", "recurrent"):
         yield Problem("drafter.schedule.path of none", path)
     if path == "none" and trunk.block.predicts_from == "all":
         yield Problem("drafter.trunk.block.predicts_from of masks", "all")

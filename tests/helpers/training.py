@@ -64,6 +64,7 @@ def tiny_run(folder: Path, **changes: Any) -> TrainSettings:
         "initialize": {"attention_layer": None},
         "objective": {"token_weight": 1.0, "feature_weight": 0.0, "contrast_weight": 0.1},
         "optimizer": {"learning_rate": 1e-2, "warmup_steps": 2},
+        "engine": {"autocast": False},  # the same on every processor
         "batch": {"global_batch_size": 4, "micro_batch_size": 2},
         "evaluation": {
             "every": None,

@@ -158,11 +158,11 @@ VARIANTS = {
     "block-kv-E4-sum": tiny_settings(
         4, "sum", trunk={"kind": "block"}, **BLOCK | PATH | {"source": "kv"}
     ),
-    "block-experts-path": tiny_settings(
-        trunk={"kind": "block"} | LAYERS, draft_vocab_size=23, **BLOCK | {"path": "experts"}
+    "block-recurrent": tiny_settings(
+        trunk={"kind": "block"} | LAYERS, draft_vocab_size=23, **BLOCK | {"path": "recurrent"}
     ),
-    "masks-experts-path": tiny_settings(
-        parallel_levels=2, trunk=HYBRID, **MASKS | {"path": "experts"}
+    "masks-recurrent": tiny_settings(
+        parallel_levels=2, trunk=HYBRID, **MASKS | {"path": "recurrent"}
     ),
     "masks-path": tiny_settings(parallel_levels=3, trunk=FEEDBACK, **MASKS | PATH),
     "moa-path-E4-few-tokens": tiny_settings(4, parallel_levels=2, draft_vocab_size=23, **PATH),

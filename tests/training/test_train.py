@@ -70,20 +70,23 @@ def test_the_size_of_micro_batches_does_not_matter(workshop: Path) -> None:
 def test_half_precision_follows_the_curve_of_single_precision(
     workshop: Path, target_dtype: str
 ) -> None:
-    single, half = (
+    runs = [
         tiny_run(
             workshop,
             steps=6,
             target={"dtype": target_dtype},
-            engine={"dtype": dtype},
+            engine=engine,
             evaluation={"num_prompts": 0},
-            run_folder=str(workshop / dtype),
+            run_folder=str(workshop / f"run-{number}"),
         )
-        for dtype in ("fp32", "bf16")
-    )
-    train(single)
-    train(half)
-    assert curve(half) == pytest.approx(curve(single), abs=0.01)
+        for number, engine in enumerate(({}, {"dtype": "bf16"}, {"autocast": True}))
+    ]
+    for settings in runs:
+        train(settings)
+    single, half, mixed = map(curve, runs)
+    assert half == pytest.approx(single, abs=0.01)
+    assert mixed == pytest.approx(single, abs=0.01)
+    assert mixed != single
 
 
 @pytest.mark.parametrize(

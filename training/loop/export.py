@@ -7,11 +7,13 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+import torch
 import yaml
 from huggingface_hub import ModelCard, ModelCardData
 
 from jakiro.config import JakiroConfig
 from jakiro.drafter import JakiroDrafter
+from jakiro.utils.devices import processor
 from jakiro.utils.files import publish, write_atomically
 from jakiro.utils.logs import get_logger
 from jakiro.utils.provenance import provenance
@@ -67,8 +69,8 @@ class Exporter:
     ) -> None:
         """Write the finished drafter and, if it has adapters, the adapters separately.
 
-        The finished drafter is the one in `best` if its agreement on held-out data is higher than
-        that of the last drafter and `finish_with_best` is set. Otherwise, it is the last drafter.
+        The finished drafter is the one in `best` if it is better on held-out data than the last
+        drafter and `finish_with_best` is set. Otherwise, it is the last drafter.
         """
         drafter.config.record = self._record(evaluation, state)
         with write_from_first("a drafter", self._folder.path, self._processes) as is_writing:
@@ -115,12 +117,13 @@ class Exporter:
                 shutil.rmtree(other)
 
     def _finishes_with_best(self, state: RunState) -> bool:
-        """Return whether an earlier drafter with a higher agreement is to be written."""
+        """Return whether an earlier drafter that is better on held-out data is to be written."""
         checkpoint, kept = self._settings.checkpoint, self._folder.best_state
         if not (checkpoint.keep_best and checkpoint.finish_with_best) or kept is None:
             return False
-        is_same = (kept["best_metric"], kept["best_step"]) == ("agreement", state.best_step)
-        return is_same and state.best_metric == "agreement" and state.best_step != state.step
+        is_same = (kept["best_metric"], kept["best_step"]) == (state.best_metric, state.best_step)
+        # Tau is measured on too few positions for that.
+        return is_same and state.best_metric != "tau" and state.best_step != state.step
 
     def _summary(self, evaluation: Mapping[str, Any], state: RunState) -> str:
         """Return a sentence that says which drafter was written, with its agreement and tau."""
@@ -136,8 +139,11 @@ class Exporter:
 
     def _record(self, evaluation: Mapping[str, Any], state: RunState) -> dict[str, Any]:
         """Return the record of a drafter's training, which is kept in the drafter's config."""
+        device = self._processes.device
+        is_cuda = device.type == "cuda"
+        hardware = torch.cuda.get_device_name(device) if is_cuda else processor()
         return {
-            "provenance": provenance(),
+            "provenance": provenance() | {"hardware": hardware},
             "settings": self._settings.model_dump(mode="json"),
             "training": asdict(state),
             "evaluation": dict(evaluation),
@@ -157,11 +163,8 @@ used without this target.
 
 ## How to use
 
-```python
-from jakiro import SpeculativeDecoder
-# On a GPU, also pass device_map="cuda".
-decoder = SpeculativeDecoder.from_pretrained("folder or hub id of this drafter")
-print(decoder.generate("def main(", max_new_tokens=128).text)
+```{{ language }}
+{{ use }}
 ```
 
 ## Measurements
@@ -185,6 +188,16 @@ Tau was not measured.
 In {{ "{:.1%}".format(validation.levels[0].agreement) }} of {{ validation.positions }} drafts on
 held-out text, the drafter and the target agree on the most likely next token.
 
+{% if validation.accept_rate -%}
+Acceptance on held-out text at temperature 1, by position behind the last verified token, if the
+drafts before are accepted:
+{%- for share in validation.accept_rate %}
+{{- "," if not loop.first }} {{ "{:.2f}".format(share) }}
+{%- endfor %}
+{{- " (%.2f tokens per step of a chain)" % validation.tau_probabilistic
+    if validation.tau_probabilistic }}.
+
+{% endif -%}
 {% endif -%}
 Speed was not measured; `jakiro bench` measures it.
 
@@ -203,17 +216,27 @@ Jakiro, {{ "unknown commit" if not provenance.git else "commit " ~ provenance.gi
 {{ provenance.time }}; {% for name, version in provenance.versions.items() -%}
 {{ name }} {{ version }}{{ ", " if not loop.last else "." }}
 {%- endfor %}
+{% if provenance.hardware %}Hardware: {{ provenance.hardware }}. {% endif -%}
+The command is `jakiro train` with the settings above.
 """
+_USE = """\
+from jakiro import SpeculativeDecoder
+# On a GPU, also pass device_map="cuda".
+decoder = SpeculativeDecoder.from_pretrained("folder or hub id of this drafter")
+print(decoder.generate("def main(", max_new_tokens=128).text)"""
 _SETTINGS = (
     *("drafter", "lora", "objective", "optimizer", "batch", "engine"),
     *("steps", "epochs", "minutes", "seed"),
 )
 
 
-def model_card(config: JakiroConfig) -> str:
+def model_card(config: JakiroConfig, engine: str | None = None) -> str:
     """Return the model card of a trained drafter, written from the record in the drafter's config.
 
     Only the last part of a local path is shown, because the card is meant to be published.
+
+    Args:
+        engine: command that serves the drafter in another engine, if it was exported.
     """
     record = config.record or {}
     settings, evaluation = record["settings"], record["evaluation"]
@@ -229,6 +252,8 @@ def model_card(config: JakiroConfig) -> str:
         ),
         template_str=_CARD,
         target=_quoted(target),
+        language="python" if engine is None else "bash",
+        use=engine or _USE,
         data=", ".join(map(_quoted, paths)),
         prompts=f"from {_quoted(prompts)}" if prompts else "the starts of held-out records",
         start=_quoted(start) if start else None,

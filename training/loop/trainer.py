@@ -11,7 +11,7 @@ from torch.nn.utils import get_total_norm
 
 from jakiro.drafter import JakiroDrafter
 from jakiro.errors import ConfigError, NumericalError
-from jakiro.utils.devices import choose_device
+from jakiro.utils.devices import choose_device, native_dtype
 from training.config import EngineSettings, TrainSettings
 from training.data.sampler import Sampler
 from training.loop.optimizer import build_optimizer, learning_rate, set_learning_rate
@@ -195,7 +195,12 @@ def count_positions(batch: Batch) -> int:
 
 def _build_engine(drafter: JakiroDrafter, settings: TrainSettings, processes: Processes) -> Any:
     recompute = settings.engine.activation_checkpointing
-    module = TrainingModule(drafter, settings.objective, recompute).to(processes.device)
+    autocast = settings.engine.autocast
+    if autocast == "auto":
+        autocast = native_dtype(processes.device) is torch.bfloat16
+    autocast = autocast and settings.engine.dtype == "fp32"
+    module = TrainingModule(drafter, settings.objective, recompute, autocast=autocast)
+    module.to(processes.device)
     try:
         engine, *_ = import_deepspeed().initialize(
             model=module,

@@ -22,6 +22,8 @@ from jakiro.target.cache import SlotCache, StateSource, StateSources, TargetStat
 from jakiro.target.step import StepInput, StepOutput
 from jakiro.target.tail import TailKV, TargetTail
 
+ROOTS_OF_A_GROUP = 32  # number of blocks that are drafted together in training
+
 
 @dataclass(frozen=True)
 class Batch:
@@ -57,11 +59,15 @@ class Batch:
         return type(self)(**(parts | {"sequence_ids": self.sequence_ids}))
 
     def block_roots(self) -> Int[Tensor, "batch roots"]:
-        """Return the positions of roots, and others in sequences that have fewer roots."""
+        """Return the positions of roots, and others in sequences that have fewer roots.
+
+        There is a whole number of groups, unless sequences are shorter than that.
+        """
         if self.roots.numel():
             return self.roots
         is_root = self.anchors[:, 0] < torch.arange(self.anchors.shape[2]).to(self.anchors)
-        most = max(1, int(is_root.sum(dim=1).max()))
+        groups = -(-int(is_root.sum(dim=1).max()) // ROOTS_OF_A_GROUP)
+        most = max(1, groups) * ROOTS_OF_A_GROUP
         return is_root.int().argsort(dim=1, descending=True, stable=True)[:, :most]
 
     def targets_exist(self, ahead: int) -> Bool[Tensor, "batch length"]:

@@ -16,7 +16,7 @@ from jakiro.target.step import same_document
 from jakiro.target.tail import JoinedCache, TargetTail
 from moa.attention import KV, KVStore
 from moa.trunk import TrunkInputs
-from training.loss.batch import Batch, TargetView
+from training.loss.batch import ROOTS_OF_A_GROUP, Batch, TargetView
 
 
 class _Halves(NamedTuple):
@@ -26,12 +26,34 @@ class _Halves(NamedTuple):
     draft: Callable[..., ExpertsOutput]
 
     @classmethod
-    def of(cls, drafter: JakiroDrafter, recompute: bool) -> "_Halves":
+    def of(cls, drafter: JakiroDrafter, recompute: bool, autocast: bool) -> "_Halves":
+        halves = cls(drafter.encode_memory, drafter)
+        if autocast:
+            halves = halves._in_bfloat16(drafter.device)
         if not recompute:
-            return cls(drafter.encode_memory, drafter)
+            return halves
         # A drafter uses no random numbers, so there is no random state to restore.
         again: Any = partial(checkpoint, use_reentrant=False, preserve_rng_state=False)
-        return cls(partial(again, drafter.encode_memory), partial(again, drafter))
+        return cls(*(partial(again, half) for half in halves))
+
+    def _in_bfloat16(self, device: torch.device) -> "_Halves":
+        """Return the same functions with products in bfloat16, and outputs in float32."""
+        autocast = partial(torch.autocast, device.type, torch.bfloat16)
+
+        def encode(*arguments: Any) -> tuple[Tensor, ...]:
+            with autocast():
+                return self.encode_memory(*arguments)
+
+        def draft(*arguments: Any, **named: Any) -> ExpertsOutput:
+            with autocast():
+                output = self.draft(*arguments, **named)
+            floats = {"features", "log_weights", "gate", "state"}
+            parts = {name: part for name, part in output._asdict().items() if name in floats}
+            return output._replace(
+                **{name: part.float() for name, part in parts.items() if part is not None}
+            )
+
+        return _Halves(encode, draft)
 
 
 def draft_all_positions(
@@ -40,6 +62,8 @@ def draft_all_positions(
     batch: Batch,
     tail: TargetTail | None = None,
     recompute: bool = False,
+    knows_path: bool = True,
+    autocast: bool = False,
 ) -> Iterator[ExpertsOutput]:
     """Yield the drafter's output at every position, once per anchor sample.
 
@@ -58,12 +82,13 @@ def draft_all_positions(
         recompute: whether the backward pass recomputes the drafter's activations, so that they need
             not be kept; this does not change the gradients.
     """
-    halves = _Halves.of(drafter, recompute)
+    halves = _Halves.of(drafter, recompute, autocast)
+    following = _following_embeddings(drafter, view.embeddings, batch) if knows_path else None
     if drafter.trunk.memory_norm is not None:
-        return _draft_blocks(drafter, halves, view, batch)
+        return _draft_blocks(drafter, halves, view, batch, following)
     if drafter.trunk.feature_input is None:
-        return _from_memory(drafter, halves, view, batch, tail)
-    return _roll_out(drafter, halves, view, batch, tail)
+        return _from_memory(drafter, halves, view, batch, following, tail)
+    return _roll_out(drafter, halves, view, batch, following, tail)
 
 
 def _following_embeddings(
@@ -85,38 +110,51 @@ def _following_embeddings(
 
 
 def _draft_blocks(
-    drafter: JakiroDrafter, halves: _Halves, view: TargetView, batch: Batch
+    drafter: JakiroDrafter,
+    halves: _Halves,
+    view: TargetView,
+    batch: Batch,
+    following: Tensor | None,
 ) -> Iterator[ExpertsOutput]:
     """Draft a block at each root; zeros elsewhere.
 
-    A root and the masks behind it attend to each other and to memory up to the anchor.
+    A root and the masks behind it attend to each other and to memory up to the anchor. Roots of a
+    sequence are drafted in groups, because attention takes time for the masks of its whole group.
     """
     encoded = halves.encode_memory(view.state, batch.positions)
-    following = _following_embeddings(drafter, view.embeddings, batch)
-    index = torch.arange(batch.token_ids.shape[1], device=batch.token_ids.device)
-    sequence = torch.arange(len(batch.anchors), device=index.device)[:, None]
-    columns = batch.block_roots()
+    roots = batch.block_roots()
+    group = ROOTS_OF_A_GROUP if roots.shape[1] % ROOTS_OF_A_GROUP == 0 else roots.shape[1]
+    columns = roots.reshape(-1, group)
+    groups = len(columns) // len(roots)
+    sequence = torch.arange(len(roots), device=roots.device).repeat_interleave(groups)[:, None]
     inputs = _memory_inputs(drafter, encoded, batch, 0)
     assert inputs.mask is not None
-    inputs = inputs._replace(mask=inputs.mask[sequence, 0, columns].unsqueeze(1))
+    inputs = inputs._replace(
+        memory=tuple(KV(*(part[sequence[:, 0]] for part in kv)) for kv in inputs.memory),
+        mask=inputs.mask[sequence, 0, columns].unsqueeze(1),
+    )
     if drafter.trunk.feature_input is not None:
         previous = _shift(encoded[-1].squeeze(1), batch)
         inputs = inputs._replace(previous=previous[sequence, columns])
-    mask = torch.eye(columns.shape[1], dtype=torch.bool, device=index.device)
+    mask = torch.eye(group, dtype=torch.bool, device=roots.device)
     mask = mask.expand(len(columns), 1, -1, -1)
     at_roots = (part[sequence, columns] for part in (view.embeddings, batch.positions))
     known = None if following is None else following[sequence, columns]
     output = halves.draft(*at_roots, mask, inputs, following=known)
-    yield output.scattered(columns, len(index))
+    yield output.scattered(sequence, columns, batch.token_ids.shape)
 
 
 def _from_memory(
-    drafter: JakiroDrafter, halves: _Halves, view: TargetView, batch: Batch, tail: TargetTail | None
+    drafter: JakiroDrafter,
+    halves: _Halves,
+    view: TargetView,
+    batch: Batch,
+    following: Tensor | None,
+    tail: TargetTail | None,
 ) -> Iterator[ExpertsOutput]:
     """Draft all positions of an anchor sample in one pass, as they do not depend on each other."""
     encoded = halves.encode_memory(view.state, batch.positions)
     earlier_tokens = _earlier_embeddings(drafter, view.embeddings, batch)
-    following = _following_embeddings(drafter, view.embeddings, batch)
     index = torch.arange(batch.token_ids.shape[1], device=batch.token_ids.device)
     causal = same_document(batch.documents) & (index <= index[:, None])
     for sample in range(batch.anchors.shape[1]):
@@ -129,7 +167,12 @@ def _from_memory(
 
 
 def _roll_out(
-    drafter: JakiroDrafter, halves: _Halves, view: TargetView, batch: Batch, tail: TargetTail | None
+    drafter: JakiroDrafter,
+    halves: _Halves,
+    view: TargetView,
+    batch: Batch,
+    following: Tensor | None,
+    tail: TargetTail | None,
 ) -> Iterator[ExpertsOutput]:
     """Draft at distance 1 from the target's features, and at longer ones from the drafter's own.
 
@@ -146,7 +189,6 @@ def _roll_out(
     encoded = halves.encode_memory(view.state, batch.positions)
     previous = _shift(encoded[-1].squeeze(1), batch)
     earlier_tokens = _earlier_embeddings(drafter, view.embeddings, batch)
-    following = _following_embeddings(drafter, view.embeddings, batch)
     earlier = [_EarlierKV() for _ in drafter.trunk.kv_shapes]
     predicted = None if tail is None else JoinedCache(view.tail_kv, tail.input_state)
     for sample in range(batch.anchors.shape[1]):

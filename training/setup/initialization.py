@@ -62,7 +62,7 @@ def initialize(
     if drafter.level_masks is not None:
         start_masks(drafter, target, examples)
     if drafter.path_features is not None:
-        start_path(drafter.path_features, target, examples)
+        start_path(drafter, target, examples)
 
 
 def _start_trunk(
@@ -102,7 +102,7 @@ def _start_as_one_layer(
 def reads_data(settings: TrainSettings, target: TargetAdapter) -> bool:
     """Return whether the initial weights of a new drafter depend on training data."""
     schedule = settings.drafter.schedule
-    has_rows = schedule.heads == "masks" or schedule.path in ("embedding", "experts")
+    has_rows = schedule.heads == "masks" or schedule.path in ("embedding", "recurrent")
     return _may_fit(settings) and (has_rows or is_fitted(settings, target))
 
 

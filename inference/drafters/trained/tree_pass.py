@@ -7,7 +7,7 @@ from torch import Tensor
 from inference.drafters.trained.kv import DrafterCache, TreeTrunkInputs
 from inference.trees.builder import TreeLevel
 from jakiro.draft_head import DraftHead
-from jakiro.experts import ExpertsOutput, posterior_log_weights
+from jakiro.experts import ExpertsOutput, mean_over_components, posterior_log_weights
 from jakiro.levels import PseudoRows, with_features
 from jakiro.target.cache import SlotCache
 from jakiro.target.step import positions_in_slots, slot_mask
@@ -73,35 +73,11 @@ class TreePass:
         self.log_weights = output.log_weights
         if self.cache.model.knows_path or depth < self.num_passes:
             token_ids = self.root if frontier is None else frontier.token_ids
-            return self._below(output.features[:, :, 0], token_ids, level=0)
+            return self._log_probs(output.features[:, :, 0], token_ids)
         # The last pass predicts all its levels at once, so that the head's weights are read from
         # memory only once.
         self.level_log_probs = self.head.log_probs(output.features)
         return self.level_log_probs[:, :, 0]
-
-    def _below(
-        self,
-        vectors: Float[Tensor, "batch f *components hidden"],
-        token_ids: Int[Tensor, "batch f"],
-        level: int,
-    ) -> Float[Tensor, "batch f components drafted"]:
-        """Return the log-probabilities of a level below the nodes with these tokens.
-
-        Args:
-            vectors: features, or the input of the experts if these wait for the tokens.
-        """
-        model = self.cache.model
-        if model.path_features is not None and level:
-            embeddings = self.head.target.embed(token_ids).to(model.dtype)
-            shift = model.path_features(embeddings, level)
-            if model.path_features.precedes_experts:
-                vectors = model.experts(vectors + shift).features[:, :, 0]
-            else:
-                vectors = vectors + shift.unsqueeze(2)
-        if model.path_tables is None:
-            return self.head.log_probs(vectors)
-        logits = self.head.logits(vectors) + model.path_tables(token_ids).unsqueeze(2)
-        return logits.log_softmax(dim=-1, dtype=torch.float32)
 
     def _read_parallel(self, level: int, frontier: TreeLevel) -> Tensor:
         """Return the log-probabilities of a parallel level, and update the experts' weights."""
@@ -112,11 +88,38 @@ class TreePass:
         self.ancestor = origin if level == 1 else self.ancestor[sequence, origin]
         if not self.cache.model.knows_path:
             return self.level_log_probs[sequence, self.ancestor, level]
-        assert self.output is not None
-        vectors = self.output.waiting
-        if vectors is None:
-            vectors = self.output.features[:, :, 1:]
-        return self._below(vectors[sequence, self.ancestor, level - 1], frontier.token_ids, level)
+        return self._log_probs(self._below(level, frontier), frontier.token_ids)
+
+    def _below(self, level: int, frontier: TreeLevel) -> Float[Tensor, "batch f components hidden"]:
+        """Return the features of a parallel level below the nodes of the frontier."""
+        model, output = self.cache.model, self.output
+        assert output is not None
+        sequence = torch.arange(len(frontier.origin), device=frontier.origin.device)[:, None]
+        vectors = output.features if output.waiting is None else output.waiting
+        vectors = vectors[sequence, self.ancestor, level]
+        path = model.path_features
+        if path is None:
+            return vectors
+        embeddings = self.head.target.embed(frontier.token_ids).to(model.dtype)
+        if not path.is_recurrent:
+            return vectors + path(embeddings, level).unsqueeze(2)
+        weights = output.log_weights[sequence, self.ancestor]
+        drafted_from = mean_over_components(self.features[sequence, frontier.origin], weights)
+        features: Tensor = model.experts(vectors + path(embeddings, level, drafted_from)).features
+        return features[:, :, 0]
+
+    def _log_probs(
+        self,
+        features: Float[Tensor, "batch f components hidden"],
+        token_ids: Int[Tensor, "batch f"],
+    ) -> Float[Tensor, "batch f components drafted"]:
+        """Return the log-probabilities of a level below the nodes with these tokens."""
+        self.features = features
+        tables = self.cache.model.path_tables
+        if tables is None:
+            return self.head.log_probs(features)
+        logits = self.head.logits(features) + tables(token_ids).unsqueeze(2)
+        return logits.log_softmax(dim=-1, dtype=torch.float32)
 
     def _run_drafter(self, depth: int, frontier: TreeLevel | None) -> ExpertsOutput:
         token_ids = self.root if frontier is None else frontier.token_ids

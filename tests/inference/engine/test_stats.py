@@ -24,6 +24,25 @@ def test_the_share_of_steps_with_drafts_counts_trees_with_a_first_level() -> Non
     assert stats.drafting_share == 0.75
 
 
+def test_the_metrics_of_vllm_count_steps_with_drafts_by_their_accepted_drafts() -> None:
+    stats = DecodeStats(
+        emitted=12,
+        target_forwards=7,  # two of them without drafts
+        accepted=Counter({1: 3, 2: 1}),
+        reached=Counter({1: 5, 2: 3}),
+        proposed_by_proposer=Counter({0: 9, 1: 1}),
+    )
+    assert stats.speculative_metrics == {
+        "mean_acceptance_length": 1.8,
+        "draft_acceptance_rate": 0.4,
+        "acceptance_histogram": [2, 2, 1],
+        "num_spec_steps": 5,
+        "num_accepted_draft_tokens": 4,
+        "num_draft_tokens": 10,
+    }
+    assert DecodeStats().speculative_metrics["acceptance_histogram"] == [0]
+
+
 def test_only_nodes_that_a_token_followed_count_as_reached() -> None:
     children = {ROOT: [0, 1], 0: [2], 2: [3]}
     parent, depth, proposer = [-1, -1, 0, 2], [1, 1, 2, 3], [0, 1, 1, 0]

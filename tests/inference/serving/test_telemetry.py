@@ -1,4 +1,7 @@
-"""The metrics of a server."""
+"""The metrics of a server and of a request."""
+
+from typing import Any
+from unittest.mock import ANY
 
 import httpx2
 from helpers.serving import MODEL, Running
@@ -32,6 +35,36 @@ def test_steps_drafts_and_times_are_counted(server: Running, client: OpenAI) -> 
     for name in ("queue", "prefill", "first_token", "request"):
         assert gained(f"jakiro_{name}_seconds_count") == 1
     assert gained("jakiro_step_seconds_count") == steps
+
+
+def test_the_common_metrics_of_a_request_agree_with_the_counters(
+    server: Running, client: OpenAI
+) -> None:
+    before = _values(server)
+    request = {"model": MODEL, "prompt": "def main(", "max_tokens": 40, "temperature": 0}
+    asked: dict[str, Any] = {"extra_body": {"jakiro": {"metrics": True}}}
+    whole = client.completions.create(**request, **asked)
+    after = _values(server)
+    streamed = [*client.completions.create(**request, **asked, stream=True)][-1]
+    assert whole.model_extra is not None
+    assert streamed.model_extra is not None
+    metrics = whole.model_extra["metrics"]["speculative_decoding"]
+    assert streamed.model_extra["metrics"]["speculative_decoding"] == metrics
+
+    def gained(name: str) -> float:
+        name = f"vllm:spec_decode_num_{name}"
+        return after[name] - before.get(name, 0.0)
+
+    histogram = metrics["acceptance_histogram"]
+    accepted = sum(number * steps for number, steps in enumerate(histogram))
+    assert accepted == metrics["num_accepted_draft_tokens"] == gained("accepted_tokens_total")
+    assert sum(histogram) == metrics["num_spec_steps"] == gained("drafts_total")
+    assert metrics["num_draft_tokens"] == gained("draft_tokens_total")
+    assert metrics["mean_acceptance_length"] == 1 + accepted / sum(histogram)
+    assert metrics["draft_acceptance_rate"] == accepted / metrics["num_draft_tokens"]
+    by_position = [name for name in after if "num_accepted_tokens_per_pos_total" in name]
+    assert sum(after[name] - before.get(name, 0.0) for name in by_position) == accepted
+    assert client.completions.create(**request).model_extra == {"jakiro": {"seed": ANY}}
 
 
 def test_no_metric_contains_what_clients_send(server: Running, client: OpenAI) -> None:

@@ -111,6 +111,7 @@ def test_an_imported_head_is_trained_further_and_exported(
         assert torch.equal(checkpoint.tensor("lm_head.weight"), after.own_head.weight)
         config = json.loads((out / "config.json").read_text())
         assert config["eagle_aux_hidden_state_layer_ids"] == list(LAYERS)
+        assert "3 optimizer steps" in (out / "README.md").read_text()
     assert exit_code("export", trained, "--to", "eagle3", "--out", tmp_path / "eagle3") == 2
     assert "already exists" in capsys.readouterr().err
     tiny_llama(hidden_size=64).save_pretrained(tmp_path / "wide")

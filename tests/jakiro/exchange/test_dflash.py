@@ -277,6 +277,7 @@ def _own_block(changes: dict[str, Any]) -> JakiroDrafter:
         ({"experts": {"num_experts": 2}}, "num_experts of 1"),
         ({"experts": {"head": "own"}}, "experts.head of own with a draft_vocab_size"),
         ({"schedule": {"path": "embedding"}}, "schedule.path of none"),
+        ({"schedule": {"path": "recurrent"}}, "schedule.path of none"),
     ],
 )
 def test_what_cannot_be_exported_is_refused_by_the_setting(

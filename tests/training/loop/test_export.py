@@ -141,7 +141,12 @@ MEASURED = {
     "prompts": 8,
     "tokens": 512,
 }
-HELD_OUT = {"positions": 900, "levels": [{"agreement": 0.4321}]}
+HELD_OUT = {
+    "positions": 900,
+    "levels": [{"agreement": 0.4321}],
+    "accept_rate": [0.75, 0.5],
+    "tau_probabilistic": 2.125,
+}
 
 
 def _config(
@@ -166,6 +171,7 @@ def _config(
             "git": {"sha": "abc123", "is_dirty": True},
             "versions": {"torch": "2.13"},
             "time": "2026-01-01T00:00:00+00:00",
+            "hardware": "NVIDIA X",
         },
     }
     return config
@@ -184,6 +190,8 @@ def test_the_card_has_target_data_and_measurements() -> None:
         "40 optimizer steps over 123,456 tokens of `org/chats:train`.",
         "commit abc123 with local changes",
         "torch 2.13",
+        "Hardware: NVIDIA X.",
+        "drafts before are accepted: 0.75, 0.50 (2.12 tokens per step of a chain).",
         "num_experts: 2",
     ):
         assert phrase in text, phrase

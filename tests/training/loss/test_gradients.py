@@ -11,6 +11,7 @@ from jakiro.errors import ConfigError
 from training.loss.anchors import AnchorRule
 from training.loss.batch import Batch
 from training.loss.drafting import draft_all_positions
+from training.module import TrainingModule
 
 LEARNERS = [name for name in VARIANTS if name != "block-dspark"]
 STACKED = ("experts.down", "experts.level_down", "memory_encoder.project_layers.weight")
@@ -86,3 +87,20 @@ def test_a_rollout_learns_through_the_features_that_it_feeds_back() -> None:
             values.append(projected())
     # The tolerance allows for rotary angles in float32.
     torch.testing.assert_close((values[0] - values[1]) / 2e-6, slope, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.filterwarnings("error")  # such as of norms whose input and weight differ in dtype
+@pytest.mark.parametrize("name", ["feedback-fused", "block-recurrent", "E16-2-active-P2"])
+def test_products_in_bfloat16_give_float32_gradients_in_the_same_direction(name: str) -> None:
+    settings = VARIANTS[name]
+    tiny, batch = tiny_training(settings), _batch(settings)
+    found = []
+    for autocast in (False, True):
+        module = TrainingModule(tiny.drafter, tiny.objective, autocast=autocast)
+        total = module(tiny.view(batch), batch, tiny.reader(24)).total
+        gradients = [part for part in tiny.gradients(total) if part is not None]
+        assert all(part.dtype == torch.float32 for part in gradients)
+        found.append(torch.cat([part.flatten() for part in gradients]))
+    exact, rounded = found
+    assert not torch.equal(exact, rounded)
+    assert torch.nn.functional.cosine_similarity(exact, rounded, dim=0) > 0.995

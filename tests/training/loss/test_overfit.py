@@ -64,9 +64,7 @@ VARIETY = {
     "chimera": tiny_settings(1, trunk=FEEDBACK | TRIGRAM | {"ttt_steps": LEVELS}),
     "block": VARIANTS["block"],
     "block-mixture-E2": VARIANTS["block-mixture-E2"],
-    "block-experts-path": VARIANTS["block-experts-path"].model_copy(
-        update={"draft_vocab_size": 30}
-    ),
+    "block-recurrent": VARIANTS["block-recurrent"].model_copy(update={"draft_vocab_size": 30}),
     "masks-path": tiny_settings(
         parallel_levels=3, trunk=FEEDBACK | {"ttt_steps": LEVELS}, **MASKS | PATH
     ),

@@ -1,18 +1,28 @@
 """When drafting, no trunk sees unverified target states or another document."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import cache
 
+import numpy as np
 import pytest
 import torch
 from helpers.models import tiny_settings
-from helpers.training import ROLLED_OUT, TinyTraining, batch_for, cropped, tiny_training
+from helpers.training import (
+    ROLLED_OUT,
+    TinyTraining,
+    batch_for,
+    cropped,
+    one_document,
+    tiny_training,
+)
 from helpers.variants import FEEDBACK, GRID, HYBRID, NO_FIRST, VARIANTS
 from torch import Tensor
 
 from jakiro.drafter_settings import DrafterSettings
 from jakiro.target.cache import TargetState
-from training.loss.batch import Batch, TargetView
+from training.loss.anchors import previous_anchors
+from training.loss.batch import ROOTS_OF_A_GROUP, Batch, TargetView
 from training.loss.drafting import draft_all_positions, through_tail
 from training.loss.objectives import LossTerms
 
@@ -113,6 +123,20 @@ def test_a_change_reaches_the_positions_that_may_see_it_and_no_others(
     has_loss = (torch.arange(LENGTH) > batch.anchors).transpose(0, 1) & (batch.documents >= 0)
     assert torch.equal(got & has_loss, reaches(batch, index) & has_loss)
     assert (got & has_loss).any()
+
+
+@pytest.mark.parametrize("name", ["block", "block-recurrent"])
+def test_a_block_does_not_depend_on_the_other_roots_of_its_sequence(name: str) -> None:
+    length, few = 3 * ROOTS_OF_A_GROUP, [1, 2, 40, 41, 70]
+    tiny = tiny_training(VARIANTS[name])
+    all_roots = previous_anchors(np.zeros(length, dtype=np.int64))
+    batch = one_document(torch.randint(0, 61, (1, length)), torch.from_numpy(all_roots))
+    index = torch.arange(length)
+    is_root = torch.isin(index, torch.tensor(few))
+    sparse = replace(batch, anchors=torch.where(is_root, batch.anchors, index))
+    view = tiny.view(batch)
+    together, alone = (drafted(tiny, view, each)[:, :, few] for each in (batch, sparse))
+    torch.testing.assert_close(together, alone)
 
 
 FIRST = {

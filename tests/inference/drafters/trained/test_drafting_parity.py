@@ -109,7 +109,7 @@ TREES = {
     "branch-heads-A2-P2": (2, VARIANTS["hybrid-branch-heads"]),
     **{f"{name}-A1-P3": (1, VARIANTS[name]) for name in VARIANTS if name.startswith("block")},
     "masks-path-A2-P3": (2, VARIANTS["masks-path"]),
-    "masks-experts-path-A2-P2": (2, VARIANTS["masks-experts-path"]),
+    "masks-recurrent-A2-P2": (2, VARIANTS["masks-recurrent"]),
     "path-A2-P2": (2, VARIANTS["moa-path-E4-few-tokens"]),
     "gumiho-path-A2-P5": (2, VARIANTS["gumiho-path"]),
 }

@@ -206,14 +206,14 @@ PATHS = {
             **BLOCK | {"path": "tables"},
         ),
     ),
-    "block, path before experts": (
+    "block, recurrent": (
         1,
         _settings(
             2,
             1,
             trunk={"kind": "block"},
             autoregressive_levels=1,
-            **BLOCK | {"path": "experts"},
+            **BLOCK | {"path": "recurrent"},
         ),
     ),
     "feedback, experts": (1, _settings(2, 1, trunk=FEEDBACK, path="embedding")),
