@@ -35,8 +35,8 @@ from jakiro.errors import ConfigError
 class AheadDecoder(SpeculativeDecoder):
     """A decoder that drafts the next tree in a thread while the target verifies the current one.
 
-    Several sequences that are decoded together, and conversations, are decoded as usual. Arguments
-    are those of `SpeculativeDecoder`, with `tree="fixed"`.
+    Several sequences that are decoded together, conversations, and texts with a grammar are decoded
+    as usual. Arguments are those of `SpeculativeDecoder`, with `tree="fixed"`.
 
     Example:
         decoder = AheadDecoder(target, SmallLMDrafter(small, target), tree="fixed")
@@ -95,7 +95,8 @@ class AheadRun(DecodeRun):
 
     def _verify(self, tree: DraftTree) -> Float[Tensor, "batch queries vocab"]:
         """Return the target's logits, and draft the next tree meanwhile."""
-        if len(self.live) != 1 or self._budget is None or not tree.num_nodes:
+        is_alone = len(self.live) == 1 and self.live[0].request.sampling.grammar is None
+        if not is_alone or self._budget is None or not tree.num_nodes:
             return super()._verify(tree)
         drafted = self._worker.submit(self._drafted, tree.sequence_tree())
         try:

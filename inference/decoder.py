@@ -220,7 +220,9 @@ class SpeculativeDecoder:
             conversation: conversation that the prompt continues; cached tokens of earlier turns
                 are not processed again.
             **generation: `GenerationConfig` fields (max_new_tokens, top_k, top_p, ...) and other
-                arguments of `target.generate()`, with the same defaults.
+                arguments of `target.generate()`, with the same defaults; and `grammar`, which the
+                text follows: a JSON schema, a pydantic class, a regular expression that
+                `re.compile` returned, or a text in llguidance's variant of Lark.
 
         Raises:
             PromptError: the prompt or an argument cannot be used.

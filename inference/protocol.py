@@ -13,6 +13,7 @@ from torch import Tensor
 
 from inference.draft_tree import DraftTree
 from inference.sampling.batch import BatchSampling
+from inference.sampling.grammar import GrammarProcessor
 from inference.sampling.options import Sampling
 from inference.sampling.random_numbers import StepRandom
 from jakiro.target.step import StepOutput
@@ -224,6 +225,13 @@ class DraftSession(ABC):
 
     def set_sampling(self, sampling: Sampling) -> None:
         """Prepare for another request, which may have different sampling options."""
+
+    def constrain(self, grammars: Sequence[GrammarProcessor | None]) -> None:
+        """Propose only candidates that these grammars, one for each sequence, allow.
+
+        No grammars lift the constraint. A session that samples candidates from distributions should
+        mask them before; of other sessions, forbidden candidates are removed from the trees.
+        """
 
     def reserve(self, capacity: int) -> None:
         """Make room for sequences of up to `capacity` tokens."""

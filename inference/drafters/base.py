@@ -17,6 +17,7 @@ from inference.protocol import (
     DraftSession,
     VerifyResult,
 )
+from inference.sampling.grammar import GrammarProcessor
 from inference.sampling.options import Sampling
 from inference.sampling.random_numbers import StepRandom
 
@@ -76,6 +77,7 @@ class TokenSession(AdaptiveSession):
 
     bytes_per_token = 8
     lengths: tuple[int, ...] = ()
+    grammars: Sequence[GrammarProcessor | None] = ()
 
     def __init__(self, proposers: Sequence[TokenProposer], limits: Budget, capacity: int) -> None:
         self.proposers = list(proposers)
@@ -110,10 +112,8 @@ class TokenSession(AdaptiveSession):
         depths = [limit.depth for limit in (budget, self.limits) if limit.depth is not None]
         proposed = [Candidates.none()] * len(self.proposers)
         if num_nodes >= 1 and min(depths) >= 1:
-            proposed = [
-                proposer.draft(self._known(index), num_nodes, min(depths))
-                for index, proposer in enumerate(self.proposers)
-            ]
+            indices = range(len(self.proposers))
+            proposed = [self.draft_below(index, [], num_nodes, min(depths)) for index in indices]
         return to_tree(proposed, torch.tensor(self.lengths, device=self._device))
 
     def on_verified(self, result: VerifyResult) -> None:
@@ -127,7 +127,9 @@ class TokenSession(AdaptiveSession):
         if min(num_nodes, longest) < 1:
             return Candidates.none()
         context = np.concatenate((self._known(index), np.array(path, np.int64)))
-        return self.proposers[index].draft(context, num_nodes, longest)
+        candidates = self.proposers[index].draft(context, num_nodes, longest)
+        grammar = self.grammars[index] if self.grammars else None
+        return candidates.allowed_by(grammar, path)
 
     def on_finished(self, index: int, token_ids: Sequence[int]) -> None:
         """Pass the unread tokens of a complete sequence to the sequence's proposer."""
@@ -135,6 +137,9 @@ class TokenSession(AdaptiveSession):
         if len(tokens) > self._num_read[index]:
             self.proposers[index].read(tokens, self._num_read[index])
             self._num_read[index] = len(tokens)
+
+    def constrain(self, grammars: Sequence[GrammarProcessor | None]) -> None:
+        self.grammars = grammars
 
     def rollback(self, length: int) -> None:
         """Discard the tokens from position `length` on, but not what was learned from them."""

@@ -9,6 +9,7 @@ from jaxtyping import Bool, Float64, Int, Int64
 from torch import Tensor
 
 from inference.draft_tree import ROOT, CandidateKind, DraftTree, SparseDistribution
+from inference.sampling.grammar import GrammarProcessor
 
 
 class Candidates(NamedTuple):
@@ -64,7 +65,22 @@ class Candidates(NamedTuple):
             return self
         # A parent comes before its children and never has a lower score. Because the sort is
         # stable, the parent of every kept candidate is therefore kept as well.
-        kept = np.sort(np.argsort(-self.scores, kind="stable")[:count])
+        return self._only(np.sort(np.argsort(-self.scores, kind="stable")[:count]))
+
+    def allowed_by(
+        self, grammar: GrammarProcessor | None, path: Sequence[int] = ()
+    ) -> "Candidates":
+        """Return the tree without the candidates that a grammar forbids after a path."""
+        if grammar is None:
+            return self
+        paths = {ROOT: list(path)}
+        for node, (token, parent) in enumerate(zip(self.token_ids, self.parents, strict=True)):
+            if parent in paths and grammar.allows(longer := [*paths[parent], int(token)]):
+                paths[node] = longer
+        return self._only(np.array(list(paths)[1:], np.int64))
+
+    def _only(self, kept: Int64[np.ndarray, " kept"]) -> "Candidates":
+        """Return the tree of these candidates, each of which comes with its ancestors."""
         # The parent index ROOT = -1 selects the last element, which stays ROOT.
         new_index = np.full(len(self.scores) + 1, ROOT)
         new_index[kept] = np.arange(len(kept))

@@ -17,6 +17,7 @@ from inference.protocol import (
     VerifyResult,
     request_counter_of,
 )
+from inference.sampling.grammar import GrammarProcessor
 from inference.sampling.options import Sampling
 from inference.sampling.random_numbers import StepRandom
 from jakiro.target.step import StepOutput
@@ -100,6 +101,9 @@ class DelegatingSession(AdaptiveSession):
 
     def set_sampling(self, sampling: Sampling) -> None:
         self.session.set_sampling(sampling)
+
+    def constrain(self, grammars: Sequence[GrammarProcessor | None]) -> None:
+        self.session.constrain(grammars)
 
     def reserve(self, capacity: int) -> None:
         self.session.reserve(capacity)

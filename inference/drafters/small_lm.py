@@ -11,6 +11,7 @@ from transformers import PreTrainedTokenizerBase
 from inference.draft_tree import DraftTree
 from inference.protocol import Budget, Committed, Drafter, DraftSession
 from inference.sampling.batch import BatchSampling
+from inference.sampling.grammar import GrammarProcessor
 from inference.sampling.options import Sampling
 from inference.sampling.random_numbers import StepRandom
 from inference.trees import MAX_PASSES, MOST_CANDIDATES
@@ -205,6 +206,7 @@ class SmallLMSession(DraftSession):
     lengths: tuple[int, ...] = ()
     sampling: BatchSampling
     appends_copies = True
+    grammars: Sequence[GrammarProcessor | None] = ()
 
     def __init__(
         self, drafter: SmallLMDrafter, sampling: Sampling, capacity: int, batch: int
@@ -245,7 +247,7 @@ class SmallLMSession(DraftSession):
         room = self.model.spec.max_position - min(self.lengths)
         if shape is None or room < 1:
             return DraftTree.empty(base_length)
-        builder = TreeBuilder(shape, self.sampling, random)
+        builder = TreeBuilder(shape, self.sampling, random, self.grammars)
         tree = builder.build(self.start_tree(), base_length)
         return tree.limited(self.model.spec.max_position)
 
@@ -293,6 +295,9 @@ class SmallLMSession(DraftSession):
     def set_sampling(self, sampling: Sampling) -> None:
         self.sampling = BatchSampling([sampling] * len(self.lengths))
         self.shape = self.drafter.shape(sampling)
+
+    def constrain(self, grammars: Sequence[GrammarProcessor | None]) -> None:
+        self.grammars = grammars
 
     def reserve(self, capacity: int) -> None:
         self.cache.reserve(capacity + self.scratch)

@@ -197,7 +197,8 @@ class DecodeBatch:
         self, token_ids: Sequence[list[int]], budget: Budget, random: StepRandom
     ) -> DraftTree:
         """Return the drafter's trees below the last tokens."""
-        return self.context.propose(token_ids, budget, random)
+        grammars = [state.request.sampling.grammar for state in self.live]
+        return self.context.propose(token_ids, budget, random, grammars if any(grammars) else ())
 
     def _verify(self, tree: DraftTree) -> Float[Tensor, "batch queries vocab"]:
         """Return the target's logits after the roots and after all candidates."""

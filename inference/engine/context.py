@@ -11,6 +11,7 @@ from inference.draft_tree import ROOT, DraftTree
 from inference.engine.acceptance import AcceptedTokens
 from inference.protocol import Budget, Committed, DeviceSession, Drafter, DraftSession
 from inference.sampling.batch import BatchSampling
+from inference.sampling.grammar import GrammarProcessor
 from inference.sampling.options import Sampling
 from inference.sampling.random_numbers import StepRandom
 from jakiro.target.adapter import TargetAdapter
@@ -136,12 +137,28 @@ class Context:
         return {index: features[row, : len(read[index])] for row, index in enumerate(rows)}
 
     def propose(
-        self, token_ids: Sequence[list[int]], budget: Budget, random: StepRandom
+        self,
+        token_ids: Sequence[list[int]],
+        budget: Budget,
+        random: StepRandom,
+        grammars: Sequence[GrammarProcessor | None] = (),
     ) -> DraftTree:
-        """Return trees below the last token of each sequence; all other tokens must be cached."""
+        """Return trees below the last token of each sequence; all other tokens must be cached.
+
+        Args:
+            grammars: what the text of each sequence must follow; empty if there are no grammars.
+        """
         assert self.session is not None
         self.catch_up(token_ids)
-        return self.session.propose(budget, random)
+        if not grammars:
+            return self.session.propose(budget, random)
+        for grammar, ids in zip(grammars, token_ids, strict=True):
+            if grammar is not None:
+                grammar.set_root(ids)
+        self.session.constrain(grammars)
+        tree = self.session.propose(budget, random)
+        self.session.constrain(())
+        return _without_forbidden(tree, grammars)
 
     def catch_up(self, token_ids: Sequence[list[int]]) -> None:
         """Let the session process all cached tokens that it has not processed yet."""
@@ -344,3 +361,23 @@ class Context:
             torch.where(is_accepted, first + 1 + nodes, first),
             torch.where(is_accepted, final, first),
         )
+
+
+def _without_forbidden(tree: DraftTree, grammars: Sequence[GrammarProcessor | None]) -> DraftTree:
+    """Return the trees without forbidden deterministic candidates, and with nothing below any.
+
+    A sampled candidate stays, because its siblings were sampled after it; it is never accepted.
+    """
+    removed = torch.zeros_like(tree.is_valid, device="cpu")
+    for index, (grammar, host) in enumerate(zip(grammars, tree.to_host(), strict=True)):
+        if grammar is None:
+            continue
+        sampled = {node for siblings in host.sampled.values() for node in siblings}
+        forbidden: set[int] = set()
+        for node in sorted(node for siblings in host.children.values() for node in siblings):
+            path = [host.token_ids[above] for above in host.path(node)]
+            is_below = host.parent[node] in forbidden
+            if is_below or not grammar.allows(path):
+                forbidden.add(node)
+                removed[index, node] = is_below or node not in sampled
+    return replace(tree, is_valid=tree.is_valid & ~removed.to(tree.is_valid.device))

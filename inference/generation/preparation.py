@@ -3,6 +3,7 @@
 from collections.abc import Iterable, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -10,6 +11,7 @@ from jaxtyping import Int
 from torch import Tensor
 from transformers import (
     GenerationConfig,
+    LogitsProcessor,
     LogitsProcessorList,
     PreTrainedTokenizerBase,
     StoppingCriteriaList,
@@ -18,6 +20,7 @@ from transformers import (
 
 from inference.engine.request import Request, StopRule
 from inference.generation.prompts import needed
+from inference.sampling.grammar import GrammarEnd, GrammarProcessor
 from inference.sampling.options import Sampling
 from jakiro.errors import PromptError
 from jakiro.target.checks import CausalLM
@@ -99,14 +102,17 @@ class Handover:
             row: row of a batch, which determines the random numbers, as the seed does.
         """
         _refuse_other_decoding(self.config, self.processors)
-        stop = StopRule(self.criteria, self.input_ids.device)
+        stop, processors = StopRule(self.criteria, self.input_ids.device), self.processors
+        if any(isinstance(one, GrammarProcessor) for one in processors):
+            own = partial(_of_sequence, stop=stop, prompt_length=self.input_ids.shape[1])
+            processors = LogitsProcessorList(map(own, processors))
         # A criterion of the caller replaces that of the config.
         longest = int(self.config.max_length) if stop.max_length is None else stop.max_length
         longest = max(longest, self.input_ids.shape[1] + 1)  # criteria are called after a token
         check_length(self.input_ids.shape[1], longest, max_position, index)
         return Request(
             token_ids=self.input_ids[min(index, len(self.input_ids) - 1)].tolist(),
-            sampling=Sampling(self.processors, bool(self.config.do_sample), seed, row),
+            sampling=Sampling(processors, bool(self.config.do_sample), seed, row),
             stop=stop,
             max_length=longest,
         )
@@ -142,6 +148,10 @@ def prepare_requests(
     generation = generation or {}
     _refuse_arguments(temperature, generation)
     arguments = {**_decision(temperature), **generation}
+    if (grammar := arguments.pop("grammar", None)) is not None:
+        processor = GrammarProcessor.compile(grammar, needed(tokenizer))
+        others = arguments.get("logits_processor") or ()
+        arguments["logits_processor"] = LogitsProcessorList([*others, processor])
     distinct = {tuple(ids): None for ids in prompts}
     prepared = {ids: prepare(model, ids, tokenizer, **arguments) for ids in distinct}
     handovers = [prepared[tuple(ids)] for ids in prompts]
@@ -268,6 +278,15 @@ def check_length(prompt: int, total: int, max_position: int, index: int = 0) -> 
             got=f"{prompt} prompt tokens and {total - prompt} new tokens",
             remedy="shorten the prompt or lower max_new_tokens",
         )
+
+
+def _of_sequence(processor: LogitsProcessor, stop: StopRule, prompt_length: int) -> LogitsProcessor:
+    """Return the processor; that of a grammar for one sequence, which then ends with its text."""
+    if not isinstance(processor, GrammarProcessor):
+        return processor
+    grammar = processor.for_sequence(prompt_length, stop.eos_ids)
+    stop.others.append(GrammarEnd(grammar))
+    return grammar
 
 
 def _capture(

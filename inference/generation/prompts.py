@@ -28,17 +28,21 @@ TEMPLATE_ERRORS = (
 
 
 def encode_prompt(
-    prompt: Prompt, tokenizer: PreTrainedTokenizerBase | None, vocab_size: int
+    prompt: Prompt,
+    tokenizer: PreTrainedTokenizerBase | None,
+    vocab_size: int,
+    tools: Sequence[Mapping[str, Any]] = (),
 ) -> list[int]:
     """Return the token ids of a text, a list of chat messages, or token ids.
 
     Args:
         prompt: a single prompt; token ids may have shape [tokens] or [1, tokens].
+        tools: tools that the answer to chat messages may call, as chat templates expect them.
 
     Raises:
         PromptError: the prompt is empty, contains several prompts or ids outside the target's
             vocabulary, needs a tokenizer or chat template that is missing, or is rejected by the
-            chat template.
+            chat template; or the template has no tools.
     """
     if isinstance(prompt, Tensor):
         ids = _single(prompt)
@@ -49,7 +53,7 @@ def encode_prompt(
         raise _unusable(f"a {type(prompt).__name__}")
     elif prompt and isinstance(prompt[0], dict):
         _check_messages(prompt)
-        ids = _templated(prompt, needed(tokenizer))
+        ids = _templated(prompt, needed(tokenizer), tools)
     else:
         ids = list(prompt)  # type: ignore[arg-type]
     if not ids:
@@ -208,7 +212,9 @@ def _without_padding(ids: list[int], mask: Sequence[int], index: int) -> list[in
 
 
 def _templated(
-    messages: list[dict[str, Any]] | list[int], tokenizer: PreTrainedTokenizerBase
+    messages: list[dict[str, Any]] | list[int],
+    tokenizer: PreTrainedTokenizerBase,
+    tools: Sequence[Mapping[str, Any]],
 ) -> list[int]:
     if tokenizer.chat_template is None:
         raise PromptError(
@@ -217,9 +223,14 @@ def _templated(
             got="chat messages",
             remedy="set tokenizer.chat_template, or pass the prompt as a text",
         )
+    if tools and "tools" not in tokenizer.get_chat_template(tools=[*map(dict, tools)]):
+        raise PromptError(
+            "the target's chat template has no tools", remedy="leave them out, or describe them"
+        )
     try:
         apply: Any = tokenizer.apply_chat_template
-        encoded = apply(messages, add_generation_prompt=True, return_dict=True)
+        given = {"tools": list(tools)} if tools else {}
+        encoded = apply(messages, add_generation_prompt=True, return_dict=True, **given)
     except TEMPLATE_ERRORS as error:
         raise PromptError(
             "the chat template rejects the messages",

@@ -21,6 +21,7 @@ from transformers import (
     TypicalLogitsWarper,
 )
 
+from inference.sampling.grammar import GrammarProcessor
 from inference.sampling.random_numbers import StreamKey
 from jakiro.errors import RequestError
 from jakiro.utils.devices import constants_on
@@ -71,6 +72,11 @@ class Sampling:
     def is_prefix_free(self) -> bool:
         """Whether all processors are known to ignore the preceding tokens."""
         return all(type(processor) in PREFIX_FREE for processor in self.processors)
+
+    @property
+    def grammar(self) -> GrammarProcessor | None:
+        """The processor of the grammar that the text must follow; None without a grammar."""
+        return next((one for one in self.processors if isinstance(one, GrammarProcessor)), None)
 
     @cached_property
     def description(self) -> tuple[bool, tuple[str, ...]]:

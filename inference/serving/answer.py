@@ -41,7 +41,7 @@ async def answer(request: HttpRequest, kind: type[AnswerForm]) -> Response:
         "jakiro": {"seed": options.seed},
     }
     num_choices = len(body.prompts) * options.choices
-    form = kind(service.model.tokenizer, body.num_likeliest is not None, num_choices, head)
+    form = kind(service.model.tokenizer, body, num_choices, head)
     opened = service.open(body.prompts, options, request.state.user)
     ends = _Ends(body.has_usage_chunk, body.jakiro.metrics)
     if not body.stream:
@@ -138,10 +138,12 @@ async def _stream(reply: Reply, form: AnswerForm, ends: _Ends) -> AsyncIterator[
 def _chunks(form: AnswerForm, delta: TextDelta) -> list[Data]:
     """Return the fields of the chunks for new text; the first one has the details, if any."""
     has_choice = delta.text or delta.tokens or delta.finish_reason is not None
-    choices = [[choice] for choice in form.parts(delta)] if has_choice else [[]]
-    details = [delta.details or {}] + [{}] * (len(choices) - 1)
+    choices = [[choice] for choice in form.parts(delta)] if has_choice else []
+    if delta.details and not choices:
+        choices = [[]]
+    details = [delta.details or {}, *[{}] * len(choices)]
     return [
-        {"choices": part, "jakiro": extra} for part, extra in zip(choices, details, strict=True)
+        {"choices": part, "jakiro": extra} for part, extra in zip(choices, details, strict=False)
     ]
 
 

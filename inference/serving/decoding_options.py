@@ -1,6 +1,6 @@
 """The options of a request in the engine's terms, and the engine's requests with these options."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
@@ -13,7 +13,9 @@ from inference.engine.request import OutputOptions, Request
 from inference.generation.incremental_text import IncrementalText, TextStopRule
 from inference.generation.preparation import prepare_requests
 from inference.generation.prompts import Prompt, continued_tokens, encode_prompt, needed
+from inference.sampling.grammar import GrammarSource
 from inference.serving.api_error import ApiError
+from inference.serving.tool_calls import grammar_of_call
 from jakiro.errors import PromptError
 
 if TYPE_CHECKING:
@@ -36,6 +38,9 @@ class DecodingOptions:
         frequency_penalty: number to subtract from a token's logit for each of its occurrences in
             the new text.
         presence_penalty: number to subtract from a token's logit if it occurs in the new text.
+        grammar: what the text must follow, as for `generate()`.
+        tools: tools for the chat template.
+        required_calls: names of the functions of which the text must call one, if any.
         others: further arguments of `generate()`.
     """
 
@@ -50,6 +55,9 @@ class DecodingOptions:
     logit_bias: Mapping[int, float] = field(default_factory=dict)
     frequency_penalty: float = 0.0
     presence_penalty: float = 0.0
+    grammar: GrammarSource | None = None
+    tools: Sequence[Mapping[str, Any]] = ()
+    required_calls: Collection[str] = ()
     others: Mapping[str, Any] = field(default_factory=dict)
 
     def selection(self, samples: bool) -> tuple[float | None, dict[str, Any]]:
@@ -80,7 +88,10 @@ def requests_of(
         is_answer: whether the tokens of the prompt are those of chat messages.
     """
     target, tokenizer = decoder.target, decoder.tokenizer
-    token_ids = encode_prompt(prompt, tokenizer, target.spec.vocab_size)
+    token_ids = encode_prompt(prompt, tokenizer, target.spec.vocab_size, options.tools)
+    grammar = options.grammar
+    if options.required_calls:
+        grammar = grammar_of_call(options.tools, options.required_calls, needed(tokenizer))
     config: Any = target.model.generation_config
     temperature, others = options.selection(bool(config.do_sample))
     requests, config = prepare_requests(
@@ -90,6 +101,7 @@ def requests_of(
             "max_new_tokens": _num_new(len(token_ids), options.max_new_tokens, capacity),
             **others,
             **_processors(len(token_ids), options, target.spec.vocab_size),
+            "grammar": grammar,
         },
         temperature=temperature,
         seed=None if options.seed is None else options.seed % 2**63,

@@ -9,6 +9,7 @@ from transformers import PreTrainedTokenizerBase
 from inference.serving.details import bytes_of_token, text_of_token
 from inference.serving.reply import TextDelta
 from inference.serving.schema import ChatBody, CompletionBody, GenerationBody
+from inference.serving.tool_calls import ToolCall, ToolCallParser
 
 Data = dict[str, Any]
 
@@ -26,10 +27,10 @@ class AnswerForm(ABC):
     chunk_kind: ClassVar[str]
 
     def __init__(
-        self, tokenizer: PreTrainedTokenizerBase, has_log_probs: bool, num_choices: int, head: Data
+        self, tokenizer: PreTrainedTokenizerBase, body: GenerationBody, num_choices: int, head: Data
     ) -> None:
         self.tokenizer = tokenizer
-        self.has_log_probs = has_log_probs
+        self.has_log_probs = body.num_likeliest is not None
         self.num_choices = num_choices
         self.head = head
 
@@ -83,12 +84,24 @@ class ChatForm(AnswerForm):
     kind = "chat.completion"
     chunk_kind = "chat.completion.chunk"
 
+    def __init__(
+        self, tokenizer: PreTrainedTokenizerBase, body: ChatBody, num_choices: int, head: Data
+    ) -> None:
+        super().__init__(tokenizer, body, num_choices, head)
+        most = None if body.parallel_tool_calls else 1
+        self._parsers = [ToolCallParser(body.tool_names, most) for _ in range(num_choices)]
+        self._has_tools = bool(body.tool_names)
+
     def choice(self, delta: TextDelta) -> Data:
+        text, calls = self._separated(delta)
+        message: Data = {"role": "assistant", "content": text, "refusal": None}
+        if calls:
+            message |= {"content": text or None, "tool_calls": [call.data for call in calls]}
         return {
             "index": delta.index,
-            "message": {"role": "assistant", "content": delta.text, "refusal": None},
+            "message": message,
             "logprobs": self._log_probs(delta),
-            "finish_reason": delta.finish_reason,
+            "finish_reason": self._reason(delta),
         }
 
     def heads(self) -> list[Data]:
@@ -99,15 +112,31 @@ class ChatForm(AnswerForm):
         ]
 
     def parts(self, delta: TextDelta) -> list[Data]:
-        """Return a choice for new text, and another one for the end."""
+        """Return a choice for new text, one for complete calls, and another one for the end."""
         empty: Data = {"index": delta.index, "delta": {}, "logprobs": None, "finish_reason": None}
         parts = []
-        if delta.text or delta.tokens:
+        first = self._parsers[delta.index].num_calls
+        text, calls = self._separated(delta)
+        if text or delta.tokens:
             log_probs = self._log_probs(delta)
-            parts.append({**empty, "delta": {"content": delta.text}, "logprobs": log_probs})
+            parts.append({**empty, "delta": {"content": text}, "logprobs": log_probs})
+        if calls:
+            data = [{"index": index, **call.data} for index, call in enumerate(calls, first)]
+            parts.append({**empty, "delta": {"tool_calls": data}})
         if delta.finish_reason is not None:
-            parts.append({**empty, "finish_reason": delta.finish_reason})
+            parts.append({**empty, "finish_reason": self._reason(delta)})
         return parts
+
+    def _separated(self, delta: TextDelta) -> tuple[str, list[ToolCall]]:
+        """Return the new text without calls of tools, and the new calls."""
+        if not self._has_tools:
+            return delta.text, []
+        is_end = delta.finish_reason is not None
+        return self._parsers[delta.index].push(delta.text, is_end=is_end)
+
+    def _reason(self, delta: TextDelta) -> str | None:
+        has_called = self._parsers[delta.index].num_calls > 0
+        return "tool_calls" if has_called and delta.finish_reason == "stop" else delta.finish_reason
 
     def _log_probs(self, delta: TextDelta) -> Data | None:
         if not self.has_log_probs:

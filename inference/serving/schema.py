@@ -1,7 +1,10 @@
 """Request bodies with a closed set of fields, and errors that name the first wrong field."""
 
+import json
 import secrets
 from abc import abstractmethod
+from contextlib import suppress
+from dataclasses import replace
 from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
@@ -62,6 +65,28 @@ class Extensions(Closed):
     metrics: bool = False
 
 
+class JsonSchema(Closed):
+    """A schema, which is always enforced."""
+
+    name: str
+    description: str | None = None
+    content: dict[str, Any] = Field({}, alias="schema")
+    strict: bool | None = None  # ignored
+
+
+class ResponseFormat(Closed):
+    """The form of an answer."""
+
+    type: Literal["text", "json_object", "json_schema"]
+    json_schema: JsonSchema | None = None
+
+    @model_validator(mode="after")
+    def _has_its_schema(self) -> "ResponseFormat":
+        if (self.json_schema is not None) != (self.type == "json_schema"):
+            raise ValueError("json_schema belongs to the type json_schema")
+        return self
+
+
 class GenerationBody(Closed):
     """The fields that completions and chat completions share.
 
@@ -83,6 +108,7 @@ class GenerationBody(Closed):
     presence_penalty: Penalty = 0.0
     frequency_penalty: Penalty = 0.0
     logit_bias: Annotated[dict[TokenId, Bias], Field(max_length=300)] = {}
+    response_format: ResponseFormat | None = None
     jakiro: Extensions = Extensions()
     # These fields are ignored, except store=false, which forbids learning.
     user: Any = None
@@ -106,6 +132,11 @@ class GenerationBody(Closed):
     @abstractmethod
     def prompts(self) -> list[Prompt]:
         """The prompts."""
+
+    @property
+    def tool_names(self) -> frozenset[str]:
+        """The functions that the text may call."""
+        return frozenset()
 
     @property
     @abstractmethod
@@ -137,8 +168,17 @@ class GenerationBody(Closed):
             logit_bias={int(token): float(bias) for token, bias in self.logit_bias.items()},
             frequency_penalty=self.frequency_penalty,
             presence_penalty=self.presence_penalty,
+            grammar=self._grammar,
             others=self.model_dump(include=_OTHERS, exclude_none=True),
         )
+
+    @property
+    def _grammar(self) -> dict[str, Any] | None:
+        """The schema that the text must fit; None if it may be any text."""
+        form = self.response_format
+        if form is None or form.type == "text":
+            return None
+        return {"type": "object"} if form.json_schema is None else form.json_schema.content
 
 
 class CompletionBody(GenerationBody):
@@ -165,23 +205,78 @@ class TextPart(Closed):
     text: str
 
 
+class FunctionName(Closed):
+    name: Annotated[str, Field(pattern=r"^[a-zA-Z0-9_.-]{1,64}$")]
+
+
+class Function(FunctionName):
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+    strict: bool | None = None  # ignored: only a call that is required follows the schema
+
+
+class Tool(Closed):
+    type: Literal["function"]
+    function: Function
+
+
+class NamedTool(Closed):
+    type: Literal["function"]
+    function: FunctionName
+
+
+class CalledFunction(FunctionName):
+    arguments: str
+    parsed_arguments: Any = None  # ignored; OpenAI's client adds it
+
+
+class Call(Closed):
+    id: str
+    type: Literal["function"] = "function"
+    function: CalledFunction
+    index: Any = None  # ignored; OpenAI's client adds it
+
+    @property
+    def for_template(self) -> dict[str, Any]:
+        """The call with its arguments as an object, which templates write as JSON."""
+        arguments: Any = self.function.arguments
+        with suppress(ValueError):
+            arguments = json.loads(arguments)
+        function = {"name": self.function.name, "arguments": arguments}
+        return {"id": self.id, "type": self.type, "function": function}
+
+
 class Message(Closed):
-    role: Literal["system", "developer", "user", "assistant"]
-    content: str | Annotated[list[TextPart], Field(min_length=1, max_length=1024, fail_fast=True)]
+    role: Literal["system", "developer", "user", "assistant", "tool"]
+    content: (
+        str | Annotated[list[TextPart], Field(min_length=1, max_length=1024, fail_fast=True)] | None
+    ) = None
     name: str | None = None  # ignored
+    tool_calls: Annotated[list[Call], Field(max_length=128)] = []
+    tool_call_id: str | None = None
+    parsed: Any = None  # ignored; OpenAI's client adds it
+
+    @model_validator(mode="after")
+    def _fields_fit_the_role(self) -> "Message":
+        if self.content is None and not self.tool_calls:
+            raise ValueError("a message needs content")
+        if self.tool_calls and self.role != "assistant":
+            raise ValueError("tool_calls are fields of messages of the assistant")
+        return self
 
     @property
     def for_template(self) -> dict[str, Any]:
         """The message as chat templates expect it."""
-        parts = self.content
+        parts = self.content or ""
         text = parts if isinstance(parts, str) else "".join(part.text for part in parts)
-        return {"role": "system" if self.role == "developer" else self.role, "content": text}
-
-
-class ResponseFormat(Closed):
-    """The format of an answer, which is always text."""
-
-    type: Literal["text"]
+        message: dict[str, Any] = {"role": self.role, "content": text}
+        if self.role == "developer":
+            message["role"] = "system"
+        if self.tool_calls:
+            message["tool_calls"] = [call.for_template for call in self.tool_calls]
+        if self.tool_call_id is not None:
+            message["tool_call_id"] = self.tool_call_id
+        return message
 
 
 class ChatBody(GenerationBody):
@@ -189,7 +284,9 @@ class ChatBody(GenerationBody):
     max_completion_tokens: int | None = Field(None, ge=1)
     logprobs: bool = False
     top_logprobs: int | None = Field(None, ge=0, le=20)
-    response_format: ResponseFormat | None = None
+    tools: Annotated[list[Tool], Field(max_length=128)] = []
+    tool_choice: Literal["none", "auto", "required"] | NamedTool | None = None
+    parallel_tool_calls: bool = True
 
     @model_validator(mode="after")
     def _fields_fit_together(self) -> "ChatBody":
@@ -197,7 +294,32 @@ class ChatBody(GenerationBody):
             raise ValueError("top_logprobs requires logprobs=true")
         if self.max_tokens is not None and self.max_completion_tokens is not None:
             raise ValueError("max_tokens and max_completion_tokens cannot be combined")
+        if self._grammar is not None and self.tool_names:
+            raise ValueError("response_format cannot be combined with tools that may be called")
+        if self._required_names - self.tool_names or (
+            self.tool_choice == "required" and not self.tools
+        ):
+            raise ValueError("tool_choice names a function that is not among the tools")
         return self
+
+    @property
+    def tool_names(self) -> frozenset[str]:
+        """The functions that the answer may call."""
+        is_off = self.tool_choice == "none"
+        return frozenset(() if is_off else (tool.function.name for tool in self.tools))
+
+    @property
+    def _required_names(self) -> frozenset[str]:
+        """The functions of which the answer must call one; empty if it need not call any."""
+        if isinstance(self.tool_choice, NamedTool):
+            return frozenset({self.tool_choice.function.name})
+        return self.tool_names if self.tool_choice == "required" else frozenset()
+
+    @property
+    def options(self) -> DecodingOptions:
+        """The options in the engine's terms, with the tools that may be called."""
+        tools = [tool.model_dump(exclude_none=True) for tool in self.tools if self.tool_names]
+        return replace(super().options, tools=tools, required_calls=self._required_names)
 
     @property
     def prompts(self) -> list[Prompt]:
@@ -235,4 +357,4 @@ def parse_body(kind: type[BodyT], content: bytes) -> BodyT:
 
 def _is_field(part: int | str) -> bool:
     """Return whether a part of a place is no type of a union."""
-    return isinstance(part, int) or (part.isidentifier() and part not in {"str", "list", "int"})
+    return isinstance(part, int) or (part.islower() and part not in {"str", "list", "int"})

@@ -12,9 +12,10 @@ on each level:
 A deterministic tree keeps the best candidates of all levels. A sampled tree keeps all candidates.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache, reduce
-from typing import NamedTuple, Protocol, runtime_checkable
+from typing import NamedTuple, Protocol, TypeAlias, runtime_checkable
 
 import numpy as np
 import torch
@@ -23,8 +24,12 @@ from torch import Tensor
 
 from inference.draft_tree import ROOT, CandidateKind, DraftTree, SparseDistribution
 from inference.sampling.batch import BatchSampling
+from inference.sampling.grammar import GrammarProcessor
 from inference.sampling.random_numbers import StepRandom
 from inference.trees.shape import TreeShape
+
+# Tokens from the root to each node of the frontier, for each sequence; empty without grammars.
+Paths: TypeAlias = list[list[list[int]]]
 
 DISTRIBUTION_SIZE = 256  # number of most likely tokens from which children are sampled
 
@@ -180,6 +185,7 @@ class TreeBuilder:
     shape: TreeShape
     sampling: BatchSampling
     random: StepRandom = field(default_factory=StepRandom)
+    grammars: Sequence[GrammarProcessor | None] = ()  # of each sequence; empty if none has one
 
     def build(self, source: JointPredictor, base_length: Int[Tensor, " batch"]) -> DraftTree:
         levels: list[TreeLevel] = []
@@ -188,18 +194,20 @@ class TreeBuilder:
         score = torch.zeros(parents.shape, device=parents.device)
         num_nodes = 0  # number of nodes in all levels so far
         noise: list[Tensor] = []
+        paths: Paths = [[[]] for _ in self.grammars]
         for depth in range(1, self.shape.depth + 1):
             joint = source.joint(depth, frontier)
             if self.shape.sampled and depth == 1:
                 noise = self._noise(joint.shape[-1])
             own_noise = noise[depth - 1] if noise else None
-            level = self._grow(joint, source.draft_ids, parents, score, own_noise)
+            level = self._grow(joint, source.draft_ids, parents, score, own_noise, paths)
             levels.append(level)
             if depth == self.shape.depth:
                 break
             frontier, indices = level.best(self.shape.breadth)
             parents, score = indices + num_nodes, frontier.score
             num_nodes += level.score.shape[1]
+            paths = _extended(paths, frontier) if paths else []
         return assemble(levels, self.shape, base_length)
 
     def _noise(self, vocab: int) -> list[Float[Tensor, "batch f m"]]:
@@ -218,13 +226,17 @@ class TreeBuilder:
         parents: Tensor,
         score: Tensor,
         noise: Tensor | None,
+        paths: Paths,
     ) -> TreeLevel:
         """Return the children of every parent: the most likely tokens, or sampled ones.
 
         Children are sampled if there is `noise`.
         """
         # Adding in pairs is several times faster than logsumexp over a short axis.
-        likeliest = self._likeliest(reduce(torch.logaddexp, joint.unbind(dim=2)))
+        log_probs = reduce(torch.logaddexp, joint.unbind(dim=2))
+        if paths:
+            log_probs = self._masked(log_probs, draft_ids, paths)
+        likeliest = self._likeliest(log_probs)
         draft_probs = None
         if noise is None:
             columns, child_log_probs = likeliest
@@ -246,6 +258,26 @@ class TreeBuilder:
             columns=columns.flatten(1),
             draft_probs=draft_probs,
         )
+
+    def _masked(
+        self, log_probs: Tensor, draft_ids: Tensor | None, paths: Paths
+    ) -> Float[Tensor, "batch f drafted"]:
+        """Return the distributions without the tokens that grammars forbid, renormalized.
+
+        Where every token is forbidden, and where a text is complete, no value is finite.
+        """
+        size = log_probs.shape[-1] if draft_ids is None else int(draft_ids.max()) + 1
+        log_probs = log_probs.clone()
+        for index, grammar in enumerate(self.grammars):
+            if grammar is None:
+                continue
+            rows = np.stack([grammar.below_root(path, size) for path in paths[index]])
+            allowed = torch.from_numpy(rows).to(log_probs.device)
+            allowed = allowed if draft_ids is None else allowed[:, draft_ids]
+            own = log_probs[index].masked_fill_(~allowed, -torch.inf)
+            if not self.shape.sampled:  # otherwise, the likeliest tokens are normalized later
+                own -= own.logsumexp(dim=-1, keepdim=True)
+        return log_probs
 
     def _likeliest(self, log_probs: Tensor) -> tuple[Tensor, Tensor]:
         """Return the likeliest tokens, as columns, and their processed log-probabilities.
@@ -273,6 +305,15 @@ class TreeBuilder:
         keys, indices = keys.topk(min(count, draft_probs.ids.shape[2]), dim=-1)
         sampled = torch.where(keys.isneginf(), keys, log_probs.gather(2, indices))
         return draft_probs.ids.gather(2, indices), sampled
+
+
+def _extended(paths: Paths, frontier: TreeLevel) -> Paths:
+    """Return the paths to the nodes of a frontier, given those to the frontier above."""
+    tokens, origins = frontier.token_ids.tolist(), frontier.origin.tolist()
+    return [
+        [[*above[origin], token] for token, origin in zip(*nodes, strict=True)]
+        for above, *nodes in zip(paths, tokens, origins, strict=True)
+    ]
 
 
 def _top(log_probs: Tensor, count: int) -> tuple[Tensor, Tensor]:

@@ -10,13 +10,14 @@ from typing import Literal
 
 from jakiro.errors import ConfigError
 
-Extra = Literal["train", "bench", "gguf", "serve"]
+Extra = Literal["train", "bench", "gguf", "grammar", "serve"]
 
 # Names as they are imported; `pyproject.toml` lists the versions.
 EXTRAS: dict[Extra, tuple[str, ...]] = {
     "bench": ("matplotlib",),
     "train": ("datasets", "deepspeed", "matplotlib", "peft", "pyarrow", "tensorboard"),
     "gguf": ("gguf",),
+    "grammar": ("llguidance",),
     "serve": ("prometheus_client", "starlette", "uvicorn"),
 }
 _PACKAGE = Path(__file__).parents[1]

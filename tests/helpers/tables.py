@@ -142,6 +142,9 @@ def one_step(
 
     def drafted(chooser: Chooser) -> int:
         builder = BranchingBuilder(shape, BatchSampling([sampling]))
+        if sampling.grammar is not None:  # as `Context` does
+            sampling.grammar.set_root(list(prefix))
+            builder.grammars = [sampling.grammar]
         builder.chooser = chooser
         trees.append(builder.build(tables.source(prefix), torch.tensor([len(prefix)])))
         return len(trees) - 1

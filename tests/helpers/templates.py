@@ -69,6 +69,23 @@ R1 = (
 )
 
 
+# Tools and their calls, as in the templates of Qwen and of Llama 3.
+_CALLS = (
+    "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}"
+    "{% for c in m.tool_calls %}CALL{% endfor %}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+HERMES_TOOLS = "{% if tools %}<tools>{{ tools | tojson }}</tools>{% endif %}" + _CALLS.replace(
+    "CALL",
+    '<tool_call>{"name": {{ c.function.name | tojson }}, '
+    '"arguments": {{ c.function.arguments | tojson }}}</tool_call>',
+)
+LLAMA_TOOLS = "{% if tools %}Functions: {{ tools | tojson }}{% endif %}" + _CALLS.replace(
+    "CALL",
+    '{"name": {{ c.function.name | tojson }}, "parameters": {{ c.function.arguments | tojson }}}',
+)
+
+
 @dataclass(frozen=True)
 class Family:
     """A chat template, and the special tokens of its tokenizer."""

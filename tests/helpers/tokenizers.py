@@ -60,6 +60,15 @@ def tiny_tokenizer(
     return wrapped
 
 
+def letter_tokenizer() -> PreTrainedTokenizerFast:
+    """Return a tokenizer with five tokens, one of which is two others."""
+    names = ["a", "b", "ab", "c", "</s>"]
+    vocabulary = {name: number for number, name in enumerate(names)}
+    tokenizer = Tokenizer(models.BPE(vocabulary, []))
+    tokenizer.decoder = decoders.ByteLevel()
+    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="</s>")
+
+
 def spaced_tokenizer() -> PreTrainedTokenizerFast:
     """Return a tokenizer whose tokens contain the space before a word, as those of SentencePiece.
 

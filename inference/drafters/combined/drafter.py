@@ -36,6 +36,7 @@ from inference.protocol import (
     VerifyResult,
     request_counter_of,
 )
+from inference.sampling.grammar import GrammarProcessor
 from inference.sampling.options import Sampling
 from inference.sampling.random_numbers import StepRandom
 from inference.trees.shape import TreeShape
@@ -230,6 +231,10 @@ class CombinedSession(AdaptiveSession):
         self.num_nodes = self.settings.num_nodes or self.shape.max_nodes
         self.knowledge = self.drafter.knowledge(sampling.do_sample, self.shape)
         self.cascade = self.drafter.cascade(sampling.do_sample, self.shape)
+
+    def constrain(self, grammars: Sequence[GrammarProcessor | None]) -> None:
+        self.first.constrain(grammars)
+        self.second.constrain(grammars)
 
     def reserve(self, capacity: int) -> None:
         self.first.reserve(capacity)

@@ -20,6 +20,7 @@ from inference.protocol import (
     EncodedMemory,
 )
 from inference.sampling.batch import BatchSampling
+from inference.sampling.grammar import GrammarProcessor
 from inference.sampling.options import Sampling
 from inference.sampling.random_numbers import StepRandom
 from inference.trees import MAX_PASSES
@@ -173,6 +174,7 @@ class TrainedSession(DeviceSession):
     lengths: tuple[int, ...] = ()
     sampling: BatchSampling
     appends_copies = True
+    grammars: Sequence[GrammarProcessor | None] = ()
 
     def __init__(
         self, drafter: TrainedDrafter, sampling: Sampling, capacity: int, batch: int
@@ -220,7 +222,7 @@ class TrainedSession(DeviceSession):
         cut = self.shape.within(budget)
         if cut is None:
             return DraftTree.empty(base_length)
-        builder = TreeBuilder(cut, self.sampling, random)
+        builder = TreeBuilder(cut, self.sampling, random, self.grammars)
         with without_cudnn(base_length.device):
             passes = self.start_tree(cut.autoregressive_levels, cut.breadth)
             return builder.build(passes, base_length)
@@ -297,6 +299,9 @@ class TrainedSession(DeviceSession):
     def set_sampling(self, sampling: Sampling) -> None:
         self.sampling = BatchSampling([sampling] * len(self.lengths))
         self.shape = self.drafter.plan.shape(sampling)
+
+    def constrain(self, grammars: Sequence[GrammarProcessor | None]) -> None:
+        self.grammars = grammars
 
     def reserve(self, capacity: int) -> None:
         self.cache.reserve(capacity + self.scratch)

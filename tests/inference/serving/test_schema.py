@@ -52,9 +52,10 @@ GOOD = {"role": "user", "content": "a"}
         ({"jakiro": {"top_k": 3}}, "jakiro.top_k", "not supported"),
         ({"stop": ["x"] * 10**5}, "stop", "at most 4"),
         ({"stream_options": {"include_usage": True}}, None, "requires stream"),
-        ({"messages": [GOOD, {"role": "tool", "content": "a"}]}, "messages.1.role", "Input"),
+        ({"messages": [GOOD, {"role": "function", "content": "a"}]}, "messages.1.role", "Input"),
         ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, None, ""),
-        ({"messages": [{**GOOD, "tool_calls": [{"id": "1"}]}]}, None, "not supported"),
+        ({"messages": [{**GOOD, "tool_calls": [{"id": "1"}]}]}, "messages.0.tool_calls.0", ""),
+        ({"messages": [{"role": "tool"}]}, "messages.0", "needs content"),
     ],
     ids=lambda value: str(value)[:40],
 )
@@ -79,7 +80,7 @@ def test_null_and_empty_lists_ask_for_nothing() -> None:
     body = json.dumps({"model": "m", "messages": [message], **unknown}).encode()
     assert parse_body(ChatBody, body).messages[0].for_template == {"role": "user", "content": "a"}
     parse_body(CompletionBody, b'{"model": "m", "prompt": "a", "suffix": null}')
-    assert _error(ChatBody, messages=[message], tools=[{}])["param"] == "tools"
+    assert _error(ChatBody, messages=[message], tools=[{}])["param"] == "tools.0.type"
 
 
 def test_biases_are_numbers_of_tokens() -> None:
