@@ -48,6 +48,7 @@ class AheadDecoder(SpeculativeDecoder):
         super().__init__(*args, **options)
         self.num_guesses = self.num_right = 0
         _check_usable(self.drafter, self.policy, captured=self.is_captured)
+        self.target.need_trees("drafting ahead")
 
     def _run(self, group: RequestGroup, log_probs: bool = False) -> DecodeRun:
         return AheadRun(self, requests=group.requests, **self._parts(group, log_probs))

@@ -114,6 +114,53 @@ class DraftTree:
         index = indices_on(self.token_ids.device, list(indices))
         return replace(self, is_valid=self.is_valid.index_fill(0, index, False))
 
+    def chain(self) -> tuple["DraftTree", Int[Tensor, "batch depth"]]:
+        """Return the best path of each tree as a tree, and the nodes of the paths.
+
+        Below each node, the path takes the candidate that was sampled first or, if none was
+        sampled, the one with the best rank. What is left out does not depend on which tokens were
+        sampled, so that acceptance stays exact. In the chains, all ranks are 0.
+        """
+        if self.max_depth == 0:
+            return self, self.parent
+        worst = 2 * self.num_nodes
+        key = self.rank + self.num_nodes * (self.kind != CandidateKind.SAMPLED)
+        node = torch.full_like(self.base_length, ROOT)
+        path: list[Tensor] = []
+        for _ in range(self.max_depth):
+            is_child = self.is_valid & (self.parent == node[:, None])
+            best = key.masked_fill(~is_child, worst).min(dim=1)
+            node = best.indices.where(best.values < worst, -2)  # the parent of no node
+            path.append(node)
+        nodes = torch.stack(path, dim=1)
+        nodes = nodes[:, : int((nodes >= 0).sum(dim=1).max())]
+        is_valid, index = nodes >= 0, nodes.clamp(min=0)
+        ascending = torch.arange(nodes.shape[1], device=nodes.device).expand_as(nodes)
+        probs = self.draft_probs
+        if probs is not None:
+            source = torch.cat((torch.zeros_like(index[:, :1]), index + 1), dim=1)[:, :, None]
+            probs = SparseDistribution(
+                *(
+                    part.gather(1, source.expand(-1, -1, part.shape[2]))
+                    for part in (probs.ids, probs.probs)
+                )
+            )
+        chain = DraftTree(
+            token_ids=self.token_ids.gather(1, index),
+            parent=ascending - 1,
+            depth=ascending + 1,
+            score=self.score.gather(1, index),
+            kind=self.kind.gather(1, index),
+            rank=torch.zeros_like(index),
+            proposer_id=self.proposer_id.gather(1, index),
+            is_valid=is_valid,
+            base_length=self.base_length,
+            max_depth=nodes.shape[1],
+            max_siblings=min(1, nodes.shape[1]),
+            draft_probs=probs,
+        )
+        return chain, nodes
+
     def of_sequences(self, indices: Sequence[int]) -> "DraftTree":
         """Return the trees of the sequences at these batch indices."""
         index = indices_on(self.token_ids.device, indices)

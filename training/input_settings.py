@@ -33,12 +33,13 @@ class DataSettings(Settings):
     {"conversations": [{"from": ..., "value": ...}]} or {"input_ids": [...], "loss_mask": [...]}."""
     sequence_length: int = Field(512, ge=2)
     """Length of a packed sequence, in tokens; longer documents are split."""
-    split: Literal["never", "texts", "all"] = "texts"
+    split: Literal["never", "texts", "all", "alone"] = "texts"
     """Documents that fit into a sequence are kept whole unless more than 5% of the positions would
     then be padding. In that case, this setting names the kinds of documents that may be split: none
     (never), plain texts, or all. Each piece after the first starts in the middle of its document,
     without the preceding text and without the token with which the tokenizer begins a text (such as
-    BOS)."""
+    BOS). alone: each document has sequences of its own, which a target with recurrent layers needs.
+    """
     validation_size: int = Field(0, ge=0)
     """Number of records, such as conversations, that are held out of training for evaluation."""
     skip_bad_records: bool = False

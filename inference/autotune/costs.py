@@ -31,6 +31,9 @@ from jakiro.utils.settings import Settings
 
 CONTEXT = 128  # number of tokens in the context during timing
 NODE_COUNTS = (0, 8, 24, 48)  # numbers of nodes for which verification is timed
+# The same for a target that reads accepted tokens again with each chain, and the usual number of
+# these tokens. Without drafts, it reads none.
+REPLAY_COUNTS, REPLAYED = (0, 1, 8, 24, 48), 4
 BATCH_NODE_COUNTS = (1, 2, 3, 4, 6, 12, 16)  # between which costs of batches are interpolated, too
 FEWEST_PASSES = 3  # drafting is timed with 1, 2, ... passes, up to at least this number
 SECONDS = 0.5  # duration after which no further step is timed
@@ -132,8 +135,9 @@ def _facts(target: TargetAdapter) -> list[object]:
 
 
 def _measured(target: TargetAdapter, drafter: TrainedDrafter | SmallLMDrafter | None) -> Costs:
+    counts = REPLAY_COUNTS if target.spec.replays else NODE_COUNTS
     works: dict[tuple[str, int], Callable[[], object]] = {
-        ("verify", count): step for count, step in verifications(target, NODE_COUNTS).items()
+        ("verify", count): step for count, step in verifications(target, counts).items()
     }
     length = min(CONTEXT, target.spec.max_position // 2)
     if drafter is not None:
@@ -241,18 +245,20 @@ def verifications(
     """Return, for each number of nodes, a function that verifies a chain of this length."""
     longest = target.spec.max_position
     context = min(CONTEXT, longest // 2)
+    again = REPLAYED if target.spec.replays else 0
     # A target with few positions can verify only small trees.
-    fitting = [count for count in node_counts if context + count < longest]
-    most = max(fitting)
+    fitting = [count for count in node_counts if context + again + count < longest]
+    most = max(fitting) + again
     cache = target.new_cache(1, context + most + 1)
     tokens = torch.zeros(1, context + most + 1, dtype=torch.long, device=target.device)
     with torch.inference_mode():
         fill(target, cache, context)
 
     def verify(count: int) -> object:
-        parents = torch.arange(-1, count, device=target.device).expand(1, -1)
-        step = chain_step(tokens[:, : count + 1], context)
-        step = replace(step, parents=parents, max_depth=min(count + 1, 4))
+        step = chain_step(tokens[:, : count + 1 + (again if count else 0)], context)
+        if not target.spec.is_recurrent:
+            parents = torch.arange(-1, count, device=target.device).expand(1, -1)
+            step = replace(step, parents=parents, max_depth=min(count + 1, 4))
         return target.logits(target.forward(step, cache).features).argmax(-1).tolist()
 
     return {count: partial(verify, count) for count in fitting}

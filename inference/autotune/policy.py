@@ -55,6 +55,7 @@ class AutoTree(DraftPolicy):
             are none, all steps compute with the decoder's number.
         seeded_costs: costs that determine the trees of seeded requests, whatever number of threads
             was fastest when the process started; None for `costs`.
+        chains: whether only the best path of each tree is verified.
     """
 
     def __init__(
@@ -63,8 +64,10 @@ class AutoTree(DraftPolicy):
         costs: Costs,
         other_threads: Mapping[int, Costs] | None = None,
         seeded_costs: Costs | None = None,
+        *,
+        chains: bool = False,
     ) -> None:
-        self.trees = trees
+        self.trees, self.chains = trees, chains
         self.costs_by_threads: dict[int | None, Costs] = {None: costs} | dict(other_threads or {})
         self.seeded_costs = seeded_costs or costs
         self.on_reset: Callable[[], None] | None = None  # forgets what a drafter learned
@@ -85,7 +88,7 @@ class AutoTree(DraftPolicy):
         with self._lock:
             learner = self._learners.pop(key, None)
             if learner is None:
-                learner = TreeLearner(tree_arms(self.trees, sampling, costs[0]))
+                learner = TreeLearner(tree_arms(self.trees, sampling, costs[0], chains=self.chains))
             self._learners[key] = learner
             if len(self._learners) > MOST_LEARNERS:
                 del self._learners[next(iter(self._learners))]
@@ -183,7 +186,7 @@ class ReproducibleTree(DraftPolicy):
         if self._places is not None and sampling.do_sample:
             batch = self._places
         costs = self._auto.seeded_costs.of_batch(batch)
-        arms = tree_arms(self._auto.trees, sampling, costs)
+        arms = tree_arms(self._auto.trees, sampling, costs, chains=self._auto.chains)
         best, gain = TreeLearner(arms).best(StepCosts(costs, arms))
         return AlwaysDraft(best.budget if gain > 0 else None)
 
@@ -217,9 +220,10 @@ def policy_for(
         return AutoTree(None, costs, by_threads)
     most = torch.get_num_threads()
     seeded = costs if threads in (None, most) else by_threads.get(most) or measured(most)
+    trees: TreePlan | Budget = Budget(drafter.max_nodes, drafter.max_depth)
     if isinstance(drafter, TrainedDrafter | SmallLMDrafter):
-        return AutoTree(drafter.plan, costs, by_threads, seeded)
-    policy = AutoTree(Budget(drafter.max_nodes, drafter.max_depth), costs, by_threads, seeded)
+        trees = drafter.plan
+    policy = AutoTree(trees, costs, by_threads, seeded, chains=target.spec.is_recurrent)
     if isinstance(drafter, CostAware) and costs.draft:
         policy.on_reset = drafter.use_costs(costs.verify_seconds, costs.draft)
     return policy

@@ -8,7 +8,7 @@ from transformers import PreTrainedTokenizerBase
 
 from inference.autotune.costs import timed_passes
 from inference.autotune.threads import Threads, choose_threads
-from inference.drafters.trained.drafter import TrainedDrafter
+from inference.drafters.trained.drafter import TrainedDrafter, default_tree
 from inference.protocol import Budget, Drafter
 from inference.trees.shape import TreePlan, Trees, TreeShape
 from jakiro.drafter import JakiroDrafter
@@ -59,6 +59,8 @@ def set_up_target(
         if compiled and is_set:
             raise ConfigError(f"{other}=True and compiled=True cannot be combined")
     target = TargetAdapter(model.eval())
+    if captured:
+        target.need_trees("captured=True")
     trained = drafter.first if isinstance(drafter, Pair) else drafter
     if isinstance(trained, JakiroDrafter):  # before anything is copied
         check_target(trained.config.target_record, target.spec, other_weights=other_weights)
@@ -90,6 +92,12 @@ def set_up_drafter(
     With "auto", a trained drafter can draft the largest trees that may be selected; in a pair, its
     trees have as many levels as in training.
     """
+    if target.spec.is_recurrent and not isinstance(tree, str):
+        raise ConfigError(
+            "the drafts of a target with recurrent layers are chains, which have no other shape",
+            got=tree,
+            remedy='use tree="auto" or tree="fixed"',
+        )
     if isinstance(drafter, Drafter):
         if isinstance(tree, str):
             return drafter
@@ -103,6 +111,8 @@ def set_up_drafter(
     shapes = None if isinstance(tree, str) else tree
     if tree == "auto" and trained is drafter:
         shapes = largest_trees(trained)
+    if target.spec.is_recurrent:
+        shapes = chains(shapes or default_tree(trained), only_sampled=trained is not drafter)
     with num_threads(threads):
         ready = TrainedDrafter.for_target(
             trained, target, tokenizer, shapes, compiled=compiled, other_weights=other_weights
@@ -130,6 +140,20 @@ def trees_of_size(
     shapes = [shape.within(Budget(num_nodes, num_nodes)) for shape in (wide, sampled)]
     greedy, sampling = (shape for shape in shapes if shape is not None)
     return TreePlan(greedy=greedy, sampling=sampling)
+
+
+def chains(trees: TreeShape | TreePlan, *, only_sampled: bool) -> TreePlan:
+    """Return chains with as many levels as the given trees.
+
+    Args:
+        only_sampled: whether only trees with sampled candidates become chains. Other trees, from
+            which the best path is taken later, have more room for the candidates of two drafters.
+    """
+    greedy, sampling = (
+        shape.model_copy(update={"children": 1, "breadth": 1, "num_nodes": shape.depth})
+        for shape in TreePlan.of(trees).shapes
+    )
+    return TreePlan(greedy=TreePlan.of(trees).greedy if only_sampled else greedy, sampling=sampling)
 
 
 def largest_trees(drafter: JakiroDrafter) -> TreePlan:

@@ -35,14 +35,18 @@ class TreeArm(NamedTuple):
     Attributes:
         block: exclusive upper bounds of the node positions in such a tree.
         shape: shape of the trees of a drafter that is a model; None for other drafters.
+        is_chain: whether only the best path of each tree is verified, as deep as the budget allows.
     """
 
     budget: Budget
     block: NodePosition
     shape: TreeShape | None = None
+    is_chain: bool = False
 
     @property
     def num_nodes(self) -> int:
+        if self.is_chain:
+            return self.block[0]
         return self.budget.num_nodes if self.shape is None else self.shape.max_nodes
 
     def drafting(self, costs: Costs) -> float:
@@ -54,8 +58,10 @@ class TreeArm(NamedTuple):
 
         In sampled trees, the position of a candidate is its depth, the index of its parent among
         the expanded nodes, and its index among its siblings. In all other trees, it is the
-        candidate's depth and its rank in the whole tree.
+        candidate's depth and its rank in the whole tree; in chains, its depth.
         """
+        if self.is_chain:
+            return [(depth, 0, 0) for depth in range(min(len(path), self.block[0]))]
         if self.shape is None or not self.shape.sampled:
             ranks = _ranks(tree)
             ranked = [(tree.depth[node] - 1, ranks[node], 0) for node in path]
@@ -86,14 +92,38 @@ def _ranks(tree: SequenceTree) -> Sequence[int]:
     return ranks
 
 
-def tree_arms(trees: TreePlan | Budget, sampling: Sampling, costs: Costs) -> list[TreeArm]:
-    """Return the distinct tree sizes, the largest last."""
+def tree_arms(
+    trees: TreePlan | Budget, sampling: Sampling, costs: Costs, *, chains: bool = False
+) -> list[TreeArm]:
+    """Return the distinct tree sizes, the largest last.
+
+    Args:
+        chains: whether only the best path of each tree is verified.
+    """
+    if chains:
+        return _chain_arms(trees, sampling, costs)
     if isinstance(trees, TreePlan):
         return _shaped_arms(trees.shape(sampling), costs)
     counts = [count for count in NODE_COUNTS if count < trees.num_nodes]
     depth = trees.num_nodes if trees.depth is None else trees.depth
     return [
         TreeArm(Budget(count, depth), (depth, count, 1)) for count in (*counts, trees.num_nodes)
+    ]
+
+
+def _chain_arms(trees: TreePlan | Budget, sampling: Sampling, costs: Costs) -> list[TreeArm]:
+    if isinstance(trees, Budget):
+        most = min(trees.num_nodes, trees.depth or trees.num_nodes)
+        counts = [count for count in NODE_COUNTS if count < most]
+        return [
+            TreeArm(Budget(count, count), (count, 1, 1), is_chain=True) for count in (*counts, most)
+        ]
+    shape = trees.shape(sampling)
+    budgets = [Budget(shape.max_nodes, depth) for depth in range(1, shape.depth + 1)]
+    return [
+        TreeArm(budget, (cut.depth, 1, 1), cut, is_chain=True)
+        for budget, cut in ((budget, shape.within(budget)) for budget in budgets)
+        if cut is not None and cut.autoregressive_levels in costs.draft
     ]
 
 
@@ -151,7 +181,8 @@ class TreeLearner:
         blocks = np.array([arm.block for arm in arms])
         self._corners = tuple(blocks.T - 1)
         self._cells = tuple(np.indices(blocks.max(axis=0)))
-        is_sampled = arms[0].shape is not None and arms[0].shape.sampled
+        first = arms[0]
+        is_sampled = first.is_chain or (first.shape is not None and first.shape.sampled)
         self._assumed = _assumed_rates(*blocks.max(axis=0).tolist(), is_sampled=is_sampled)
         self._acceptance = FadingRates(self._assumed.shape, MEMORY)
         self._last_nodes = np.array([arm.num_nodes - 1 for arm in arms])

@@ -17,7 +17,7 @@ from inference.sampling.random_numbers import StepRandom
 from inference.trees import MAX_PASSES, MOST_CANDIDATES
 from inference.trees.builder import TreeBuilder, TreeLevel
 from inference.trees.shape import TreePlan, TreeShape
-from jakiro.errors import TargetMismatch
+from jakiro.errors import TargetMismatch, TargetNotSupported
 from jakiro.target.adapter import TargetAdapter
 from jakiro.target.cache import SlotCache
 from jakiro.target.checks import CausalLM
@@ -65,6 +65,10 @@ class SmallLMDrafter(Drafter):
     ) -> None:
         self.settings = settings or SmallLMSettings()
         self.model = TargetAdapter(model.eval().to(target.device))
+        if self.model.spec.is_recurrent:
+            raise TargetNotSupported(
+                "a small language model with recurrent layers cannot draft trees"
+            )
         # Embeddings may be padded to different sizes, although the tokenizer is the same.
         vocab_size = int(target.config.get_text_config().vocab_size)
         self.vocab_size = min(self.model.spec.vocab_size, vocab_size)

@@ -202,12 +202,8 @@ class DecodeBatch:
 
     def _verify(self, tree: DraftTree) -> Float[Tensor, "batch queries vocab"]:
         """Return the target's logits after the roots and after all candidates."""
-        roots = self.context.roots([state.token_ids for state in self.live])
-        lengths = self.context.lengths
-        start = lengths[0] if len(lengths) == 1 else None
-        step = tree.to_step(roots, self.target.spec, max(lengths), start)
-        output = self.target.forward(step, self.context.cache)
-        return self.target.logits(output.features)
+        tokens = [state.token_ids for state in self.live]
+        return self.target.logits(self.context.verify(tree, tokens))
 
     def _advance(self, tree: DraftTree, accepted: AcceptedTokens) -> list[DecodeStep]:
         """Emit accepted tokens, make these tokens permanent, and remove complete sequences."""
@@ -296,9 +292,10 @@ class DecodeBatch:
             return
         # Tokens accepted after the end of a sequence are not part of its text.
         pairs = zip(results, steps, strict=True)
+        paths = [result.path[: len(step.token_ids) - 1] for result, step in pairs]
         verified = VerifyResult(
             base_length=[result.distribution.length - 1 for result in results],
-            path=[result.path[: len(step.token_ids) - 1] for result, step in pairs],
+            path=[self.context.drafted_path(index, path) for index, path in enumerate(paths)],
             next_token=[state.token_ids[-1] for state in self.live],
             failed=frozenset(
                 index

@@ -14,6 +14,7 @@ from inference.sampling.batch import BatchSampling
 from inference.sampling.grammar import GrammarProcessor
 from inference.sampling.options import Sampling
 from inference.sampling.random_numbers import StepRandom
+from jakiro.target import recurrence
 from jakiro.target.adapter import TargetAdapter
 from jakiro.target.step import StepInput, StepOutput
 
@@ -53,12 +54,15 @@ class Context:
         self.drafter = drafter
         # largest number of tokens per sequence that a decoding step reads
         self.most_queries = 1 + (drafter.max_nodes if drafter else 0)
+        if target.spec.is_recurrent:
+            self.most_queries += recurrence.MOST_REPLAYED
         hidden_states = drafter.hidden_states if drafter else ()
         self.cache = target.new_cache(batch, capacity + self.most_queries, hidden_states)
         self.session: DraftSession | None = None
         if drafter is not None:
             self.session = drafter.new_session(sampling, self.cache.capacity, batch)
         self.lengths = [0] * batch
+        self._chain_nodes: Tensor | None = None  # nodes of the last trees that chains consist of
 
     @property
     def lengths(self) -> list[int]:
@@ -115,6 +119,8 @@ class Context:
         rows = [index for index, ids in enumerate(read) if ids]
         is_on_cpu = self.target.device.type == "cpu"
         long = [index for index in rows if is_on_cpu and len(read[index]) >= LONG_ON_CPU]
+        if self.cache.states is not None:
+            long = rows  # states would read padding, too
         others = [index for index in rows if index not in long]
         features: dict[int, Tensor] = {}
         for together in [*([index] for index in long), *([others] if others else [])]:
@@ -134,6 +140,8 @@ class Context:
         if len(rows) < len(read):
             step = replace(step, rows=self._on_device(rows))
         features = self.target.forward(step, self.cache).features
+        if self.cache.states is not None:
+            self.cache.states.keep([starts[index] + width for index in rows], rows)
         return {index: features[row, : len(read[index])] for row, index in enumerate(rows)}
 
     def propose(
@@ -145,11 +153,31 @@ class Context:
     ) -> DraftTree:
         """Return trees below the last token of each sequence; all other tokens must be cached.
 
+        The trees are chains if the target is recurrent: the best paths of the drafter's trees.
+
         Args:
             grammars: what the text of each sequence must follow; empty if there are no grammars.
         """
         assert self.session is not None
+        assert self.drafter is not None
         self.catch_up(token_ids)
+        if self.cache.states is None:
+            return self._draft(token_ids, budget, random, grammars)
+        most = self.drafter.max_nodes
+        depth = min(budget.num_nodes, most if budget.depth is None else budget.depth)
+        tree = self._draft(token_ids, Budget(most, depth), random, grammars)
+        chain, self._chain_nodes = tree.chain()
+        return chain
+
+    def _draft(
+        self,
+        token_ids: Sequence[list[int]],
+        budget: Budget,
+        random: StepRandom,
+        grammars: Sequence[GrammarProcessor | None],
+    ) -> DraftTree:
+        """Return the drafter's trees, without what grammars forbid."""
+        assert self.session is not None
         if not grammars:
             return self.session.propose(budget, random)
         for grammar, ids in zip(grammars, token_ids, strict=True):
@@ -159,6 +187,45 @@ class Context:
         tree = self.session.propose(budget, random)
         self.session.constrain(())
         return _without_forbidden(tree, grammars)
+
+    def drafted_path(self, index: int, path: list[int]) -> list[int]:
+        """Return the nodes of the drafter's last tree on an accepted path."""
+        if self._chain_nodes is None or not path:
+            return path
+        return self._chain_nodes[index, : len(path)].tolist()
+
+    def verify(
+        self, tree: DraftTree, token_ids: Sequence[list[int]]
+    ) -> Float[Tensor, "batch queries hidden"]:
+        """Return the target's features of the roots and of all candidates, read in one pass."""
+        roots, lengths = self.roots(token_ids), self.lengths
+        if self.cache.states is not None:
+            return self._verify_chains(tree, token_ids, roots)
+        start = lengths[0] if len(lengths) == 1 else None
+        step = tree.to_step(roots, self.target.spec, max(lengths), start)
+        return self.target.forward(step, self.cache).features
+
+    def _verify_chains(
+        self, tree: DraftTree, token_ids: Sequence[list[int]], roots: Int[Tensor, "batch 1"]
+    ) -> Float[Tensor, "batch queries hidden"]:
+        """Read every sequence from the boundary of its states on, up to the end of its chain."""
+        states = self.cache.states
+        assert states is not None
+        starts = states.boundaries
+        again = [ids[a:b] for ids, a, b in zip(token_ids, starts, self.lengths, strict=True)]
+        for index in range(len(again)):
+            if len(again[index]) > recurrence.MOST_REPLAYED:
+                self._read_together([index], again, starts)
+                again[index] = []
+        width = max(map(len, again)) + 1 + tree.num_nodes
+        padded = self._on_device([[*ids, *[0] * (width - len(ids))] for ids in again])
+        drafted = tree.token_ids.clamp(0, self.target.spec.vocab_size - 1)
+        queries = self._on_device([len(ids) for ids in again])[:, None]
+        queries = queries + torch.arange(1 + tree.num_nodes, device=queries.device)
+        padded = padded.scatter(1, queries, torch.cat((roots, drafted), dim=1))
+        step = self._chain(padded, self._on_device(starts), max(starts))
+        features = self.target.forward(step, self.cache).features
+        return features.gather(1, queries[:, :, None].expand(-1, -1, features.shape[2]))
 
     def catch_up(self, token_ids: Sequence[list[int]]) -> None:
         """Let the session process all cached tokens that it has not processed yet."""
@@ -186,6 +253,8 @@ class Context:
         ends = [length + count for length, count in pairs]
         newest = self._accepted(tree, nodes, ends, accepted.next_token)
         self.lengths = ends
+        if self.cache.states is not None:
+            self.cache.states.keep(ends)
         if accepted.is_emitted(counts):
             self._base, self._roots, self._newest = newest.end, newest.root, newest
 
@@ -215,6 +284,8 @@ class Context:
         self._base, self._roots = base_length, roots
 
     def rollback(self, length: int) -> None:
+        if self.cache.states is not None:
+            length = self.cache.states.rollback(length)
         self.lengths = [min(length, former) for former in self.lengths]
         if self.session is not None:
             self.session.rollback(length)

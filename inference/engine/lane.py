@@ -132,4 +132,6 @@ def _num_bytes(context: Context) -> int:
     """Return the size of the caches of target and drafter for all places, in bytes."""
     drafter = context.drafter
     per_token = context.cache.bytes_per_token + (drafter.bytes_per_token if drafter else 0)
-    return len(context.lengths) * context.cache.capacity * per_token
+    states = context.cache.states
+    of_states = 0 if states is None else states.num_bytes
+    return len(context.lengths) * context.cache.capacity * per_token + of_states

@@ -140,6 +140,8 @@ class Server(uvicorn.Server):
         service, settings = self.service, self.service.settings
         decoder = self._load()
         needed(decoder.tokenizer)
+        if settings.remote_sessions:
+            decoder.target.need_trees("remote_sessions")
         on_step = service.telemetry.step.observe
         engine = EngineThread(decoder, settings.places, settings.capacity, on_step)
         model = LoadedModel(engine, settings.model_name)

@@ -39,7 +39,7 @@ class PrepareSettings(Settings):
     """Data file, folder of data files, or hub dataset as NAME or NAME:SPLIT."""
     sequence_length: int = Field(512, ge=2)
     """Number of tokens of a packed sequence."""
-    split: Literal["never", "texts", "all"] = "texts"
+    split: Literal["never", "texts", "all", "alone"] = "texts"
     """Documents that may be split to fill sequences, as for data.split."""
     preview: NonNegativeInt = 0
     """Number of documents to show, with responses in color."""

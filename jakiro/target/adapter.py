@@ -1,6 +1,7 @@
 """Adapter of the frozen target, which runs a Hugging Face causal LM over chains and trees."""
 
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import cast
@@ -20,20 +21,24 @@ from jakiro.target.attention_shape import (
 )
 from jakiro.target.cache import SlotCache
 from jakiro.target.checks import (
+    ATTENTION_KINDS,
     CausalLM,
     cache_argument,
     check_model,
     check_positions,
     check_reproduces,
+    check_same,
     head_shape_of,
     layer_kinds_of,
     max_position_of,
     measure_rotation,
+    naming_recurrence,
     storing_layers,
 )
 from jakiro.target.compute_modules import ComputeModules, refuse_invariance_if
 from jakiro.target.ends import TargetEnds
 from jakiro.target.fused_decoder import Trial
+from jakiro.target.recurrence import Layout
 from jakiro.target.step import (
     Masks,
     StepInput,
@@ -63,6 +68,7 @@ class TargetSpec:
         num_hidden_states: number of hidden states (the embedding and one per layer); None if the
             hidden states are not one vector of the hidden size per token.
         key_rotation: rotation of cached keys; None unless it is the same in all layers.
+        layout: which layers have recurrent states; None if no layer has any.
     """
 
     hidden_size: int
@@ -77,6 +83,17 @@ class TargetSpec:
     attention: AttentionShape
     gguf_sha256: str | None = None
     key_rotation: KeyRotation | None = None
+    layout: Layout | None = None
+
+    @property
+    def is_recurrent(self) -> bool:
+        """Whether some layers are recurrent, so that drafts are chains, not trees."""
+        return self.layout is not None
+
+    @property
+    def replays(self) -> bool:
+        """Whether tokens that were accepted are read again with later chains."""
+        return self.layout is not None and self.layout.replays
 
     @property
     def num_layers(self) -> int:
@@ -98,9 +115,9 @@ class TargetAdapter(TargetEnds):
     """Runs a causal LM over chains and trees of tokens with a `SlotCache`; never changes weights.
 
     Args:
-        model: any Hugging Face decoder-only causal LM in which every layer is an attention layer,
-            with or without a PEFT adapter inside its layers. The logits of a model on the meta
-            device, which has only shapes, are not checked.
+        model: any Hugging Face decoder-only causal LM with attention layers and, possibly,
+            recurrent ones, with or without a PEFT adapter inside its layers. The logits of a model
+            on the meta device, which has only shapes, are not checked.
     """
 
     def __init__(self, model: CausalLM) -> None:
@@ -128,7 +145,8 @@ class TargetAdapter(TargetEnds):
         self.modules.follow_changes()
         sizes = (self.spec.head_shapes, batch, capacity)
         states = (hidden_states, self.spec.hidden_size)
-        return SlotCache(*sizes, self.dtype, self.device, *states)
+        layout = self.spec.layout
+        return SlotCache(*sizes, self.dtype, self.device, *states, layout=layout)
 
     def embed(self, token_ids: Int[Tensor, "*batch"]) -> Float[Tensor, "*batch hidden"]:
         """Return the target's token embeddings."""
@@ -159,8 +177,17 @@ class TargetAdapter(TargetEnds):
         with without_cudnn(self.device):
             return StepOutput(read(step, cache, num_visible), step, cache)
 
+    def need_trees(self, what: str) -> None:
+        """Raise an error if the target verifies only chains, which something does not draft."""
+        if self.spec.is_recurrent:
+            raise TargetNotSupported(
+                f"{what} cannot be used with a target that has recurrent layers",
+                got=type(self.model).__name__,
+            )
+
     def compile(self) -> None:
         """Compile decoding steps; the first step of each shape then takes about a minute."""
+        self.need_trees("compiled=True")
         if self.modules.is_batch_invariant:
             raise TargetNotSupported(
                 "a batch-invariant target cannot be compiled", remedy="create another adapter"
@@ -170,8 +197,14 @@ class TargetAdapter(TargetEnds):
     def fuse(self, *, batch_invariant: bool = False, reorders: bool = True) -> None:
         """Compute with layers of few operators and reordered weights; see `ComputeModules.fuse`."""
         refuse_invariance_if("a compiled target" if batch_invariant and self.is_compiled else None)
-        trial = Trial(self.spec.head_shapes, self.spec.max_position, self._run)
+        if batch_invariant:
+            self.need_trees("batch_invariant=True")
+        trial = Trial(self._trial_cache, self.spec.max_position, self._run)
         self.modules.fuse(trial, batch_invariant=batch_invariant, reorders=reorders)
+
+    def _trial_cache(self, like: Tensor) -> SlotCache:
+        sizes, layout = (self.spec.head_shapes, 1, 16), self.spec.layout
+        return SlotCache(*sizes, like.dtype, like.device, layout=layout)
 
     @property
     def is_compiled(self) -> bool:
@@ -209,13 +242,15 @@ class TargetAdapter(TargetEnds):
 
     @torch.no_grad()
     def _probe(self) -> TargetSpec:
-        """Read the geometry from a short forward pass, and check the adapter's logits.
-
-        The pass is at late positions, because some families differ only there.
-        """
+        """Read the geometry from a short forward pass, and check the adapter's logits."""
         token_ids = torch.arange(3, device=self.device)[None]
         kinds = layer_kinds_of(self.config, self.decoder, token_ids)
         check_positions(self.config, self.decoder)
+        with naming_recurrence(self.model) if set(kinds) - ATTENTION_KINDS else nullcontext():
+            return self._probe_layers(kinds, token_ids)
+
+    def _probe_layers(self, kinds: tuple[str, ...], token_ids: Tensor) -> TargetSpec:
+        """Run the target at late positions, because some families differ only there."""
         chunk = getattr(self.config, "attention_chunk_size", None)
         max_position = max_position_of(self.config)
         start = max(0, max_position - 5) // (chunk or 1) * (chunk or 1)
@@ -223,7 +258,11 @@ class TargetAdapter(TargetEnds):
         given = {cache_argument(self.model): stock, "position_ids": start + token_ids}
         output = self.model(input_ids=token_ids, output_hidden_states=True, **given)
         expected = output.logits
-        shapes = tuple(head_shape_of(layer) for layer in storing_layers(stock, self.config))
+        layers = storing_layers(stock, self.config)
+        layout = Layout.of(layers)
+        if layout.states:
+            layers = [layers[index] for index in layout.attention_layers]
+        shapes = tuple(head_shape_of(layer) for layer in layers)
         spec = TargetSpec(
             hidden_size=self.like.shape[1],
             vocab_size=expected.shape[-1],
@@ -237,6 +276,7 @@ class TargetAdapter(TargetEnds):
             attention=attention_shape_of(self.config, shapes[-1], self.like.shape[1]),
             gguf_sha256=gguf_checksum(self.model.config),
             key_rotation=measure_rotation(self.decoder, shapes, partial(self._keys, token_ids)),
+            layout=layout if layout.states else None,
         )
         self.spec = spec
         self._masks = self.masks_of(kinds)
@@ -246,7 +286,10 @@ class TargetAdapter(TargetEnds):
         if features.shape[-1] != spec.hidden_size:
             raise TargetNotSupported("the target's features are not as wide as its embeddings")
         check_reproduces(self.logits(features), expected, type(self.model).__name__)
-        self._probe_tree(cache, start)
+        if spec.is_recurrent:
+            self._probe_chain()
+        else:
+            self._probe_tree(cache, start)
         return spec
 
     def _keys(self, token_ids: Tensor, start: int) -> list[Tensor]:
@@ -255,7 +298,33 @@ class TargetAdapter(TargetEnds):
         positions = start + torch.arange(token_ids.shape[1], device=self.device)[None]
         given = {self._cache_argument: cache}
         self.decoder(input_ids=token_ids, position_ids=positions, use_cache=True, **given)
-        return [layer.keys for layer in storing_layers(cache, self.config)]
+        layers = storing_layers(cache, self.config)
+        return [layer.keys for layer in layers if getattr(layer, "keys", None) is not None]
+
+    def _probe_chain(self) -> None:
+        """Check that tokens give the same logits and states in all ways in which they may be read.
+
+        Three tokens are read, then four from the state after them, of which one is accepted: the
+        others are read once more. The same tokens are read one by one, too.
+        """
+        random = torch.Generator().manual_seed(0)
+        ids = torch.randint(self.spec.vocab_size, (4, 7), generator=random).to(self.device)
+        positions = torch.arange(7, device=self.device).expand_as(ids)
+        expected = self.model(input_ids=ids, position_ids=positions).logits
+        pairs: list[tuple[Tensor, Tensor]] = []
+        ends_of_states: list[list[Tensor]] = []
+        for ends in ([(3, 3), (7, 4), (7, 7)], [(end, end) for end in range(1, 8)]):
+            states = (cache := self.new_cache(len(ids), 8)).states
+            assert states is not None
+            for end, accepted in ends:
+                begin = states.boundaries[0]
+                step = chain_step(ids[:, begin:end], begin)
+                got = self.logits(self.forward(step, cache).features)
+                pairs.append((got, expected[:, begin:end]))
+                states.keep([accepted] * len(ids))
+            ends_of_states.append(states.kept)
+        # States show small differences that affect the logits of few tokens.
+        check_same(pairs + list(zip(*ends_of_states, strict=True)), self.dtype)
 
     def _probe_tree(self, cache: SlotCache, start: int) -> None:
         """Check that siblings do not attend to each other.
@@ -285,7 +354,8 @@ class TargetAdapter(TargetEnds):
 
     def masks_of(self, layer_kinds: tuple[str, ...]) -> TargetMasks:
         """Return a builder of attention masks for layers of the given attention kinds."""
-        return TargetMasks(layer_kinds, self.spec.window, self.spec.chunk, self.like)
+        reach = self.spec.window, self.spec.chunk
+        return TargetMasks(layer_kinds, *reach, self.like, is_recurrent=self.spec.is_recurrent)
 
     def _fingerprint(self, vocab_size: int) -> str:
         """Hash the geometry and the signs of a few weights; signs are the same in every dtype."""

@@ -7,9 +7,10 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 from torch.nn.functional import pad
-from transformers.cache_utils import Cache, CacheLayerMixin
+from transformers.cache_utils import Cache, CacheLayerMixin, DummyLayer
 
 from jakiro.target.attention_shape import HeadShape
+from jakiro.target.recurrence import Layout, RecurrentStates, StateLayer, StateShape
 from jakiro.target.sequence_storage import SequenceStorage, SequenceStorages, bucketed
 
 
@@ -131,6 +132,14 @@ class SlotLayer(PlacedLayer):
         return self.num_visible, 0
 
 
+class StateSlotLayer(StateLayer, SlotLayer):  # type: ignore[override]
+    """One layer of a `SlotCache` that has both attention and recurrent states."""
+
+    def __init__(self, shapes: Sequence[StateShape], keys: Tensor, values: Tensor) -> None:
+        SlotLayer.__init__(self, keys, values)
+        StateLayer.__init__(self, shapes)
+
+
 class SlotCache(SequenceStorages, Cache):
     """Key/value slots of all layers and, if requested, cached hidden states.
 
@@ -139,7 +148,13 @@ class SlotCache(SequenceStorages, Cache):
     Args:
         capacity: number of slots per sequence; rounded up to a multiple of `BUCKET`.
         first_layer: index, in the model that reads the cache, of the first layer in `shapes`.
+        layout: layers of a target with recurrent layers; None if all layers are in `shapes`.
+
+    Attributes:
+        states: the states of recurrent layers; None without such layers.
     """
+
+    states: RecurrentStates | None = None
 
     def __init__(
         self,
@@ -151,6 +166,7 @@ class SlotCache(SequenceStorages, Cache):
         hidden_states: tuple[int, ...] = (),
         hidden_size: int = 0,
         first_layer: int = 0,
+        layout: Layout | None = None,
     ) -> None:
         slots = bucketed(capacity)
         self.hidden_states = hidden_states
@@ -168,7 +184,25 @@ class SlotCache(SequenceStorages, Cache):
         self.slot_layers = [SlotLayer(*views[index]) for index in range(len(shapes))]
         self._hidden_views = self._marked_hidden()
         absent = self.slot_layers[:1] * first_layer  # placeholders that are never written to
-        super().__init__(layers=[*absent, *self.slot_layers])
+        layers: list[Any] = [*absent, *self.slot_layers]
+        if layout is not None:
+            layers = self._arranged(layout, views)
+            self.states = RecurrentStates(layers, layout, batch, device)
+        super().__init__(layers=layers)
+
+    def _arranged(self, layout: Layout, views: dict[int, tuple[Tensor, Tensor]]) -> list[Any]:
+        """Return the layers of a target with recurrent layers."""
+        layers: list[Any] = []
+        for index in range(layout.num_layers):
+            shapes = [shape for shape in layout.states if shape.layer == index]
+            layer: Any = StateLayer(shapes) if shapes else DummyLayer()
+            if index in layout.attention_layers:
+                number = layout.attention_layers.index(index)
+                if shapes:
+                    self.slot_layers[number] = StateSlotLayer(shapes, *views[number])
+                layer = self.slot_layers[number]
+            layers.append(layer)
+        return layers
 
     def update(
         self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: Any, **kwargs: Any
@@ -211,6 +245,22 @@ class SlotCache(SequenceStorages, Cache):
         for index, layer in enumerate(self.slot_layers):
             layer.slots, layer.num_visible, layer.rows = slots, num_visible, rows
             layer.views = views.get(index, ())
+        if self.states is not None:
+            self.states.start(rows, slots.shape[1])
+
+    def select_sequences(
+        self, indices: Sequence[int], num_used: Sequence[int] | None = None
+    ) -> None:
+        super().select_sequences(indices, num_used)
+        if self.states is not None:
+            self.states.select_sequences(indices)
+
+    def append_sequences(self, other: SequenceStorages) -> None:
+        super().append_sequences(other)
+        if self.states is not None:
+            assert isinstance(other, SlotCache)
+            assert other.states is not None
+            self.states.append_sequences(other.states)
 
     def visible_for(self, highest_slot: int) -> int:
         """Return the number of slots, in whole buckets, that includes `highest_slot`."""

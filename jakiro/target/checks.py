@@ -1,13 +1,15 @@
 """Checks of whether a model can be a target, and functions that read its geometry."""
 
 import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from copy import copy
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 from transformers import DynamicCache, PreTrainedModel
+from transformers.cache_utils import DummyLayer, LinearAttentionCacheLayerMixin
 
 from jakiro.errors import TargetNotSupported
 from jakiro.target.attention_shape import HeadShape, KeyRotation
@@ -20,6 +22,7 @@ else:
     CausalLM = nn.Module
 
 FULL, SLIDING, CHUNKED = "full_attention", "sliding_attention", "chunked_attention"
+ATTENTION_KINDS = {FULL, SLIDING, CHUNKED}
 _OFFSET = 5  # distance between the positions at which the keys of the same tokens are compared
 
 
@@ -58,7 +61,7 @@ def cache_argument(module: nn.Module) -> str:
 
 
 def layer_kinds_of(config: Any, decoder: nn.Module, token_ids: Tensor) -> tuple[str, ...]:
-    """Return each layer's attention kind."""
+    """Return each layer's kind, which is none of `ATTENTION_KINDS` for a recurrent layer."""
     if getattr(config, "attention_layers", None) is not None:  # GPT-Neo
         raise TargetNotSupported(
             f"the layers of {type(decoder).__name__} mask tokens by their index in the cache, and "
@@ -70,11 +73,17 @@ def layer_kinds_of(config: Any, decoder: nn.Module, token_ids: Tensor) -> tuple[
         if window:
             _check_window(decoder, token_ids)
         kinds = [SLIDING if window else FULL] * config.num_hidden_layers
-    if unknown := sorted(set(kinds) - {FULL, SLIDING, CHUNKED}):
+    others = set(kinds) - ATTENTION_KINDS
+    layers = DynamicCache(config=config).layers if others else []
+    if unknown := {
+        kind
+        for kind, layer in zip(kinds, layers, strict=False)
+        if kind in others and not isinstance(layer, LinearAttentionCacheLayerMixin | DummyLayer)
+    }:
         raise TargetNotSupported(
-            "the target has layers that cannot process a draft tree",
-            expected=f"layers of kind {FULL}, {SLIDING} or {CHUNKED}",
-            got=", ".join(unknown),
+            "the target has layers that cannot process drafts",
+            expected=f"recurrent layers, and layers of kind {FULL}, {SLIDING} or {CHUNKED}",
+            got=", ".join(sorted(unknown)),
         )
     return tuple(kinds)
 
@@ -150,7 +159,6 @@ def head_shape_of(layer: object) -> HeadShape:
         raise TargetNotSupported(
             "a layer of the target does not store keys and values",
             got=type(layer).__name__,
-            remedy="use a target without recurrent or linear-attention layers",
         )
     return HeadShape(keys.shape[1], keys.shape[3], values.shape[3])
 
@@ -215,6 +223,32 @@ def check_reproduces(got: Tensor, expected: Tensor, name: str) -> None:
             remedy='load the target with attn_implementation="eager" and without quantized '
             "activations, or report this model family as unsupported",
         )
+
+
+def check_same(pairs: Iterable[tuple[Tensor, Tensor]], dtype: torch.dtype) -> None:
+    """Raise an error if the two tensors of any pair differ by more than the rounding of a dtype."""
+    bound = 1e-4 if dtype == torch.float32 else 0.1
+    for got, expected in pairs:
+        if expected.is_meta:
+            continue
+        finite = expected.isfinite()
+        error = (got - expected)[finite].abs().max() / expected[finite].abs().max()
+        if not error <= bound:
+            raise TargetNotSupported(f"a relative difference of {error:.1e}")
+
+
+@contextmanager
+def naming_recurrence(model: CausalLM) -> Iterator[None]:
+    """Raise any failure of a model with recurrent layers as an error that names these layers."""
+    failures = (AttributeError, TypeError, ValueError, RuntimeError, LookupError)
+    try:
+        yield
+    except (TargetNotSupported, *failures) as error:
+        raise TargetNotSupported(
+            f"the recurrent layers of {type(model).__name__} do not read several tokens at once as "
+            "they read one after the other",
+            got=str(error).partition(";")[0],
+        ) from error
 
 
 def _tolerance(dtype: torch.dtype) -> float:

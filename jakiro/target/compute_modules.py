@@ -62,6 +62,23 @@ def with_attention(module: nn.Module, implementation: str) -> nn.Module:
     return module
 
 
+def with_short_scans(module: nn.Module) -> nn.Module:
+    """Let the scans (Mamba-2) of a copied model pad few tokens to few, and return the copy.
+
+    transformers pads every text to a multiple of `chunk_size`, which is usually 256.
+    """
+
+    def shorten(scan: Any, args: tuple[Any, ...], options: dict[str, Any], most: int) -> None:
+        count = (args[0] if args else options["hidden_states"]).shape[1]
+        scan.chunk_size = min(most, max(16, 1 << (count - 1).bit_length()))
+
+    for part in module.modules():
+        if hasattr(part, "ssm_state_size") and isinstance(part.chunk_size, int):
+            hook = partial(shorten, most=part.chunk_size)
+            part.register_forward_pre_hook(hook, with_kwargs=True)
+    return module
+
+
 class Modules(NamedTuple):
     """Layers and output embeddings to compute with.
 
@@ -156,6 +173,7 @@ class ComputeModules:
         return Modules(layers, output, is_packed, num_fused, self._versions())
 
     def _with_attention(self, layers: nn.Module) -> nn.Module:
+        layers = with_short_scans(layers)
         if self.is_batch_invariant:
             return with_attention(layers, BATCH_INVARIANT)
         is_sdpa = self._model.config.get_text_config()._attn_implementation == "sdpa"

@@ -14,7 +14,6 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map_only
 
-from jakiro.target.attention_shape import HeadShape
 from jakiro.target.cache import SlotCache
 from jakiro.target.fused_layer import (
     FAILURES,
@@ -31,16 +30,17 @@ class Trial(NamedTuple):
     """What trials need of the target whose layers are fused.
 
     Attributes:
+        new_cache: function that returns an empty cache with the dtype and device of a tensor.
         run: function that runs a copied decoder over a step, with a number of visible slots.
     """
 
-    shapes: tuple[HeadShape, ...]
+    new_cache: Callable[[Tensor], SlotCache]
     max_position: int
     run: Callable[[nn.Module, StepInput, SlotCache, int], Tensor]
 
     def run_step(self, decoder: nn.Module, step: StepInput, weight: Tensor) -> Tensor:
         """Run a decoder whose weights are like a given one over a step."""
-        cache = SlotCache(self.shapes, 1, 16, weight.dtype, weight.device)
+        cache = self.new_cache(weight)
         cache.set_slots(step.slots, cache.capacity)
         return self.run(decoder, step, cache, cache.capacity)
 
@@ -78,7 +78,7 @@ def fuse_decoder(decoder: nn.Module, trial: Trial, make: MakeProduct | None) -> 
     calls = _observe(decoder, [alike[0] for alike in kinds.values()], trial)
     count = 0
     for alike in kinds.values():
-        design = _design_of(alike[0], calls[alike[0]], trial.shapes)
+        design = _design_of(alike[0], calls[alike[0]], trial.new_cache)
         if design is None:
             continue
         for layer in alike:
@@ -156,7 +156,7 @@ def _trial_steps(max_position: int, device: torch.device) -> Iterator[StepInput]
 
 
 def _design_of(
-    layer: nn.Module, calls: Sequence[_Call], shapes: tuple[HeadShape, ...]
+    layer: nn.Module, calls: Sequence[_Call], new_cache: Callable[[Tensor], SlotCache]
 ) -> Design | None:
     """Return the design with which a fused layer equals a layer in float32, if there is one."""
     original = deepcopy(layer).float()
@@ -166,13 +166,13 @@ def _design_of(
                 weight.add_(torch.randn_like(weight), alpha=0.1)
     with torch.inference_mode():
         try:
-            expected = _outputs(original, calls, shapes)
+            expected = _outputs(original, calls, new_cache)
         except FAILURES:  # its outputs or arguments are none that a fused layer has
             return None
         for design in map(Design._make, product(ROTATIONS, (False, True))):
             try:
                 fused = FusedLayer(original, None, design)
-                got = _outputs(fused, calls, shapes)
+                got = _outputs(fused, calls, new_cache)
             except FAILURES:
                 continue
             if all(are_close(*pair) for pair in zip(got, expected, strict=True)):
@@ -181,11 +181,11 @@ def _design_of(
 
 
 def _outputs(
-    layer: nn.Module, calls: Sequence[_Call], shapes: tuple[HeadShape, ...]
+    layer: nn.Module, calls: Sequence[_Call], new_cache: Callable[[Tensor], SlotCache]
 ) -> list[Tensor]:
     """Return the outputs of a layer, and the keys and values that it stored."""
     outputs: list[Tensor] = []
-    cache = SlotCache(shapes, 1, 16, torch.float32, calls[0].hidden.device)
+    cache = new_cache(calls[0].hidden)
     for call in calls:
         cache.set_slots(call.step.slots, cache.capacity)
         caches = dict.fromkeys(call.caches, cache)

@@ -8,7 +8,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from jakiro.target.cache import SlotCache
-from jakiro.target.checks import CHUNKED, SLIDING
+from jakiro.target.checks import ATTENTION_KINDS, CHUNKED, FULL, SLIDING
 
 
 class WrittenNodes(NamedTuple):
@@ -149,7 +149,8 @@ def slot_mask(
     return mask.scatter_(2, slots[:, None, :].expand_as(seen), seen)
 
 
-Masks = Float[Tensor, "batch 1 queries slots"] | dict[str, Float[Tensor, "batch 1 queries slots"]]
+Mask = Float[Tensor, "batch 1 queries slots"]
+Masks = Mask | dict[str, Mask | None]
 
 
 class TargetMasks:
@@ -160,12 +161,23 @@ class TargetMasks:
             with sliding attention; None if the target has no window.
         chunk: number of positions per block in a layer with chunked attention, where a query
             attends only to its own block; None if the target has no chunks.
+        is_recurrent: whether some layers are recurrent; these get no mask.
     """
 
     def __init__(
-        self, layer_kinds: tuple[str, ...], window: int | None, chunk: int | None, like: Tensor
+        self,
+        layer_kinds: tuple[str, ...],
+        window: int | None,
+        chunk: int | None,
+        like: Tensor,
+        *,
+        is_recurrent: bool = False,
     ) -> None:
         self.kinds = sorted(set(layer_kinds))
+        self._unmasked: list[str] = []
+        if is_recurrent:  # transformers asks for these two names, even if no layer has them
+            self._unmasked = sorted({*self.kinds, "linear_attention"} - ATTENTION_KINDS)
+            self.kinds = sorted({*self.kinds, FULL} & ATTENTION_KINDS)
         self._reach = {SLIDING: window, CHUNKED: chunk}
         # Half of the lowest number: a score that is added to it never becomes infinite.
         extremes = like.new_tensor([0.0, torch.finfo(like.dtype).min / 2])
@@ -182,7 +194,7 @@ class TargetMasks:
         positions: Int[Tensor, "batch queries"],
         seen_positions: Int[Tensor, "batch slots"] | None,
     ) -> Masks:
-        """Return one mask if all layers are of the same kind, otherwise a mask for each kind.
+        """Return one mask if all layers are of the same kind, otherwise one or None for each kind.
 
         Args:
             seen_positions: absolute position of the token in each slot. For a draft node, the
@@ -191,7 +203,9 @@ class TargetMasks:
         masks = {
             kind: self._additive(kind, visible, positions, seen_positions) for kind in self.kinds
         }
-        return masks if len(masks) > 1 else next(iter(masks.values()))
+        if len(masks) == 1 and not self._unmasked:
+            return masks[self.kinds[0]]
+        return {**masks, **dict.fromkeys(self._unmasked)}
 
     def _additive(
         self, kind: str, visible: Tensor, positions: Tensor, seen: Tensor | None

@@ -24,6 +24,7 @@ class TargetTail:
     """
 
     def __init__(self, target: TargetAdapter, num_layers: int) -> None:
+        target.need_trees("tail_layers")
         self.target = target
         self.num_layers = num_layers
         self.shapes = target.spec.head_shapes[-num_layers:]

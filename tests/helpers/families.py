@@ -120,6 +120,65 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     ),
 }
 
+_DELTA = {
+    "layer_types": ["linear_attention", "full_attention"] * 2,
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4,
+    "linear_key_head_dim": 8,
+    "linear_value_head_dim": 8,
+    "linear_conv_kernel_dim": 4,
+    "head_dim": 8,
+}
+_CONVOLUTIONS = {"layer_types": ["conv", "full_attention"] * 2, "conv_L_cache": 3}
+_SHARED_EXPERT = {**_EXPERTS, "shared_expert_intermediate_size": 16}
+_MAMBA = {
+    "mamba_n_heads": 8,
+    "mamba_d_head": 8,
+    "mamba_n_groups": 1,
+    "mamba_d_state": 8,
+    "mamba_d_conv": 4,
+    "mamba_expand": 2,
+    "mamba_chunk_size": 16,
+}
+_NEMOTRON = {
+    "mamba_num_heads": 8,
+    "mamba_head_dim": 8,
+    "n_groups": 1,
+    "ssm_state_size": 8,
+    "conv_kernel": 4,
+    "chunk_size": 16,
+    "head_dim": 8,
+    "layers_block_type": ["mamba", "attention", "mlp", "attention"],
+}
+_JAMBA = {"mamba_d_state": 8, "mamba_dt_rank": 4, "num_experts": 1, "attn_layer_period": 2}
+
+# As in `FAMILIES`: families with recurrent layers, which verify chains.
+RECURRENT: dict[str, tuple[str, dict[str, Any]]] = {
+    "lfm2": ("Lfm2ForCausalLM", _CONVOLUTIONS),  # states are known after every token
+    "lfm2_moe": ("Lfm2MoeForCausalLM", {**_CONVOLUTIONS, **_EXPERTS, "num_dense_layers": 1}),
+    "qwen3_next": ("Qwen3NextForCausalLM", {**_DELTA, **_SHARED_EXPERT}),
+    "qwen3_5": ("Qwen3_5ForCausalLM", _DELTA),
+    "qwen3_5_moe": ("Qwen3_5MoeForCausalLM", {**_DELTA, **_SHARED_EXPERT}),
+    "olmo_hybrid": ("OlmoHybridForCausalLM", {**_DELTA, "num_key_value_heads": 4}),
+    # Each layer has both attention and states.
+    "falcon_h1": ("FalconH1ForCausalLM", {**_MAMBA, "mamba_d_ssm": 64, "head_dim": 8}),
+    "granitemoehybrid": (
+        "GraniteMoeHybridForCausalLM",
+        {
+            **_MAMBA,
+            "layer_types": ["mamba", "attention"] * 2,
+            "num_local_experts": 0,
+            "shared_intermediate_size": 48,
+        },
+    ),
+    "bamba": ("BambaForCausalLM", {**_MAMBA, "attn_layer_indices": [1, 3]}),
+    # These read several tokens otherwise than one by one: the scan starts without a state, or
+    # limits time steps from below, which affects few tokens.
+    "jamba": ("JambaForCausalLM", {**_JAMBA, "attn_layer_offset": 1}),
+    "nemotron_h": ("NemotronHForCausalLM", _NEMOTRON),
+}
+REFUSED = {"jamba", "nemotron_h"}
+
 # Families in `make test`, which cover each mechanism; the others run only in `make test-all`.
 MECHANISMS = {
     "llama, grouped heads",
@@ -133,6 +192,11 @@ MECHANISMS = {
     "gemma3n",  # layers that share keys and values
     "llama4",  # chunked attention
 }
+RECURRENT_MECHANISMS = {"lfm2", "qwen3_next", "falcon_h1"}
+EVERY_RECURRENT_FAMILY = [
+    pytest.param(name, marks=() if name in RECURRENT_MECHANISMS else pytest.mark.slow)
+    for name in sorted(RECURRENT.keys() - REFUSED)
+]
 EVERY_FAMILY = [
     pytest.param(name, marks=() if name in MECHANISMS else pytest.mark.slow) for name in FAMILIES
 ]
@@ -146,6 +210,6 @@ def tiny_model(model_class: str, seed: int = 0, **changes: Any) -> PreTrainedMod
 
 
 def tiny_family(family: str, **changes: Any) -> PreTrainedModel:
-    """Return a random model of a family in `FAMILIES`."""
-    model_class, fields = FAMILIES[family]
+    """Return a random model of a family in `FAMILIES` or `RECURRENT`."""
+    model_class, fields = (FAMILIES | RECURRENT)[family]
     return tiny_model(model_class, **{**fields, **changes})

@@ -6,6 +6,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from helpers.families import tiny_family
+from helpers.losslessness import greedy_by_transformers
 from helpers.quick import mostly_slow
 from helpers.training import curve, read_evaluations, tiny_run
 from transformers import AutoTokenizer
@@ -47,6 +49,24 @@ def test_training_lowers_the_loss_and_the_drafter_decodes(workshop: Path) -> Non
     assert [step for step, _ in evaluations] == [0, 20, 40]
     assert evaluations[-1][1] == record["evaluation"]
     assert list((settings.run_folder / "tensorboard").iterdir())
+
+
+@pytest.mark.slow
+def test_a_drafter_for_a_recurrent_target_reads_each_document_alone(workshop: Path) -> None:
+    model = tiny_family("qwen3_5", vocab_size=300, eos_token_id=0)
+    model.save_pretrained(workshop / "target")
+    with pytest.raises(ConfigError, match=r"data\.split to alone"):
+        prepare(tiny_run(workshop))
+    settings = tiny_run(workshop, steps=2, data={"split": "alone"})
+    sequences = prepare(settings).sequences
+    assert len(sequences) > 1
+    assert {int(sequences.sequence(index).documents.max()) for index in range(len(sequences))} == {
+        0
+    }
+    decoder = SpeculativeDecoder.from_pretrained(train(settings), tree="fixed")
+    output = decoder.generate("def add", max_new_tokens=8, temperature=0)
+    prompt = output.sequences[0].tolist()[:-8]
+    assert output.sequences[0].tolist() == greedy_by_transformers(model, prompt, 8)
 
 
 def test_the_size_of_micro_batches_does_not_matter(workshop: Path) -> None:

@@ -13,7 +13,8 @@ from jakiro.utils.wording import counted
 from training.data.token_store import TokenStore
 from training.loss.batch import Batch
 
-Split = Literal["never", "texts", "all"]  # kinds of documents that may be split to fill sequences
+# Kinds of documents that may be split to fill sequences; "alone": each has its own sequences.
+Split = Literal["never", "texts", "all", "alone"]
 
 # As fractions of the packed tokens: above the first, documents may be split, and above the second,
 # the report says so.
@@ -57,7 +58,8 @@ class PackedSequences:
 
     Attributes:
         filled_with: kind of documents that were split to fill sequences, even if they are shorter
-            than a sequence; None if no document was split for this purpose.
+            than a sequence; None if no document was split for this purpose. "alone" if each
+            document has its own sequences.
     """
 
     def __init__(
@@ -161,9 +163,12 @@ class _Layout:
 
 def _lay_out(
     store: TokenStore, documents: npt.NDArray[np.int64], sequence_length: int, split: Split
-) -> tuple[_Layout, Literal["texts", "all"] | None]:
+) -> tuple[_Layout, Split | None]:
     """Return the layout of documents, and the kind of documents that fill sequences, if any."""
     whole = _whole(store, documents, sequence_length)
+    if split == "alone":
+        whole.sequences = list(range(len(whole.pieces)))
+        return whole, split
     if split == "never" or whole.padding <= TOLERATED_PADDING:
         return whole, None
     is_text = store.is_text[documents]

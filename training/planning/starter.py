@@ -30,7 +30,7 @@ target:
 
 data:
   paths: {paths}
-  sequence_length: {sequence_length}
+  sequence_length: {sequence_length}{split}
   validation_size: {validation_size:<2}          # conversations held out to measure the drafter
 
 {drafter}
@@ -70,6 +70,7 @@ def starter_yaml(name_or_path: str, paths: Sequence[str], drafter: str | None = 
         dtype=dtype,
         paths=json.dumps(list(paths)),
         sequence_length=min(512, target.spec.max_position),
+        split="\n  split: alone" if target.spec.is_recurrent else "",
         validation_size=validation_size(paths),
         drafter=_standard(target) if drafter is None else _named(drafter, target),
     )

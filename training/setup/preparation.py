@@ -172,6 +172,12 @@ def prepare(
     )
     target = TargetAdapter((model or load_model(settings.target)).eval().requires_grad_(False))
     settings.data.check_context(target.spec.max_position)
+    split = settings.data.split
+    if target.spec.is_recurrent and split != "alone":
+        raise ConfigError(
+            "the target's recurrent layers would read the documents of a sequence as one text",
+            remedy="set data.split to alone",
+        )
     record = record_target(target.spec, settings.target.name_or_path, tokenizer)
     start = _check_start(settings, target, record)
     sequences = _pack(store, train, settings)
@@ -191,7 +197,12 @@ def prepare(
         tokenizer=tokenizer,
         drafter_config=config_for(drafter, record),
         sequences=sequences,
-        validation=PackedSequences(store, validation, settings.data.sequence_length),
+        validation=PackedSequences(
+            store,
+            validation,
+            settings.data.sequence_length,
+            "alone" if split == "alone" else "never",
+        ),
         prompts=_prompts(settings, store, validation, target, tokenizer),
         data_fingerprint=store.fingerprint,
         draft_ids=draft_ids,

@@ -163,7 +163,6 @@ def _without_numbers() -> PreTrainedModel:
     return model
 
 
-CONVOLUTIONS = {"layer_types": ["conv", "full_attention"] * 2}
 LOCAL = {"attention_types": [[["global", "local"], 2]], "window_size": 8}
 SPECIAL_IDS = {"bos_token_id": 0, "cls_token_id": 0, "sep_token_id": 1}
 OTHER_WIDTHS = {"input_embedding_size": 16, "output_embedding_size": 24}
@@ -173,7 +172,6 @@ OTHER_WIDTHS = {"input_embedding_size": 16, "output_embedding_size": 24}
     ("build", "message"),
     [
         (lambda: tiny_llama(sliding_window=WINDOW), "window that the target's layers do not apply"),
-        (lambda: tiny_model("Lfm2ForCausalLM", **CONVOLUTIONS), "conv"),
         (lambda: tiny_model("BloomForCausalLM"), "order of its cache.*Bloom"),
         (lambda: tiny_model("FalconForCausalLM", alibi=True), "order of its cache.*Falcon"),
         (lambda: tiny_model("GPTNeoForCausalLM", **LOCAL), "by their index in the cache"),

@@ -62,6 +62,13 @@ def test_a_report_gives_counts_and_advice_against_much_padding() -> None:
     assert "data.sequence_length" in "\n".join(PackedSequences(store, range(9), 7).report())
 
 
+def test_documents_are_alone_in_their_sequences_on_request() -> None:
+    sequences = PackedSequences(store_of([3, 9, 4, 12]), range(4), 10, "alone")
+    counts = [(sequences.sequence(index).documents == 0).sum() for index in range(len(sequences))]
+    assert counts == [3, 9, 4, 10, 2]
+    assert sequences.filled_with == "alone"
+
+
 LENGTH = 400
 ABOUT_A_SEQUENCE = np.random.default_rng(0).integers(250, LENGTH, 200).tolist()
 
