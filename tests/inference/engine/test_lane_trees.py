@@ -57,9 +57,9 @@ def test_the_text_is_that_of_each_request_alone(
     propose = Context.propose
     seen: set[tuple[int, int]] = set()
 
-    def noted(context: Context, token_ids: Any, budget: Budget, random: Any) -> Any:
+    def noted(context: Context, token_ids: Any, budget: Budget, *others: Any) -> Any:
         seen.add((len(token_ids), budget.num_nodes))
-        return propose(context, token_ids, budget, random)
+        return propose(context, token_ids, budget, *others)
 
     monkeypatch.setattr(Context, "propose", noted)
     states = [SequenceState.of(n, request_of(decoder, work)) for n, work in enumerate(works)]
