@@ -235,18 +235,17 @@ class PathFeatures(nn.Module):
 
     def below(
         self,
-        levels: Float[Tensor, "batch queries levels *components hidden"],
+        levels: Float[Tensor, "batch queries levels components hidden"],
         following: Float[Tensor, "batch queries parallel hidden"],
-    ) -> Float[Tensor, "batch queries levels *components hidden"]:
-        """Return the vectors of all levels, those of parallel levels below known tokens.
+    ) -> Float[Tensor, "batch queries levels components hidden"]:
+        """Return the features of all levels, those of parallel levels below known tokens.
 
         Args:
             following: embeddings of the tokens at the positions after each query's own.
         """
         tokens = following.unbind(2)
         shifts = torch.stack([self(part, 1 + index) for index, part in enumerate(tokens)], dim=2)
-        shifts = shifts.unsqueeze(3) if levels.dim() == 5 else shifts
-        return torch.cat((levels[:, :, :1], levels[:, :, 1:] + shifts), dim=2)
+        return torch.cat((levels[:, :, :1], levels[:, :, 1:] + shifts.unsqueeze(3)), dim=2)
 
 
 class PathTables(nn.Module):

@@ -1,6 +1,7 @@
 """Blocks and trunks of several layers start as the target's last layers; path features by a fit."""
 
 from dataclasses import replace
+from itertools import product
 
 import pytest
 import torch
@@ -103,33 +104,38 @@ def _block(target: TargetAdapter, path: str, num_parallel: int) -> JakiroDrafter
     return drafter
 
 
+@pytest.mark.parametrize("path", ["embedding", "recurrent"])
 @torch.no_grad()
-def test_below_a_path_of_the_text_levels_start_near_the_first_level() -> None:
+def test_a_path_starts_as_the_least_squares_way_to_the_first_level_below_the_text(
+    path: str,
+) -> None:
     target = TargetAdapter(tiny_llama())
-    drafter = _block(target, "embedding", 3)
-    before = _distances(drafter, target)
+    drafter, hidden = _block(target, path, 2), target.spec.hidden_size
     start_path(drafter, target, BATCHES)
-    after = _distances(drafter, target)
-    assert all(now < 0.8 * was for now, was in zip(after, before, strict=True))
-
-
-def _distances(drafter: JakiroDrafter, target: TargetAdapter) -> list[float]:
-    """Return how far each parallel level is from the first level that predicts the same token."""
-    sums = torch.zeros(3)
-    for batch in BATCHES:
-        index = torch.arange(batch.token_ids.shape[1])
-        before = torch.where(batch.positions > 0, index - 1, index).unsqueeze(1)
-        batch = replace(batch, anchors=before)
-        size, length = batch.token_ids.shape
-        cache = target.new_cache(size, length, drafter.state_sources.hidden_states)
-        view = look_at_target(target, batch, drafter.state_sources, cache)
-        (output,) = draft_all_positions(drafter, view, batch)
-        features = output.features[:, :, :, 0]
-        for level in (1, 2, 3):
-            exists = batch.targets_exist(1 + level) & (batch.positions > 0)
-            missed = features[:, 1 + level :, 0] - features[:, 1:-level, level]
-            sums[level - 1] += missed[exists[:, 1:-level]].square().sum()
-    return sums.tolist()
+    for level in (1, 2):
+        read, goal = [], []
+        for batch in BATCHES:
+            index = torch.arange(batch.token_ids.shape[1])
+            anchors = torch.where(batch.positions > 0, index - 1, index).unsqueeze(1)
+            roots = replace(batch, anchors=anchors)
+            cache = target.new_cache(*roots.token_ids.shape, drafter.state_sources.hidden_states)
+            view = look_at_target(target, roots, drafter.state_sources, cache)
+            (output,) = draft_all_positions(drafter, view, roots, knows_path=False)
+            vectors = output.features[:, :, :, 0] if output.waiting is None else output.waiting
+            for row, i in product(range(len(batch.token_ids)), index[1 : -level - 1]):
+                last = i + level + 1  # the token that the level predicts
+                is_one = batch.documents[row, i - 1] == batch.documents[row, last]
+                if is_one and batch.is_response[row, last]:
+                    parts = [view.embeddings[row, i + level], view.features[row, i + level - 1]]
+                    read.append(torch.cat(parts if path == "recurrent" else parts[:1]))
+                    goal.append(vectors[row, i + level, 0] - vectors[row, i, level])
+        x, y = torch.stack(read), torch.stack(goal)
+        kinds = x.square().sum(0).split(hidden)
+        ridge = torch.cat([0.03 * kind.mean().expand(len(kind)) for kind in kinds])
+        solved = torch.linalg.solve(x.T @ x + ridge.diag(), x.T @ y)
+        assert drafter.path_features is not None
+        got = drafter.path_features.shifts[level - 1].weight.T
+        torch.testing.assert_close(got, solved, atol=1e-3, rtol=1e-3)
 
 
 @torch.no_grad()
