@@ -21,8 +21,10 @@ from inference.drafters.small_lm import SmallLMDrafter
 from inference.drafters.trained.drafter import TrainedDrafter
 from inference.engine.context import _without_forbidden
 from inference.protocol import Drafter
+from inference.sampling.batch import BatchSampling
 from inference.sampling.grammar import GrammarProcessor
 from inference.sampling.options import Sampling
+from inference.trees.builder import TreeBuilder
 from inference.trees.shape import TreeShape
 from jakiro.errors import PromptError
 from jakiro.target.adapter import TargetAdapter
@@ -64,6 +66,19 @@ def test_trees_have_no_forbidden_candidates() -> None:
     shape = SHAPE.model_copy(update={"sampled": True, "breadth": 1})
     one_step(Tables(VOCAB, components=2, seed=4), shape, sampling, (0, 1), tamper=check)
     assert len(sizes) > 1  # after a complete text, there are no children
+
+
+def test_candidates_are_ranked_by_the_renormalized_distribution() -> None:
+    sampling = _sampling(do_sample=False)
+    grammar = sampling.grammar
+    assert grammar is not None
+    grammar.set_root([0, 1])
+    shape = TreeShape(children=VOCAB, breadth=2, num_nodes=2 * VOCAB)
+    builder = TreeBuilder(shape, BatchSampling([sampling]), grammars=[grammar])
+    tree = builder.build(Tables(VOCAB, 2, seed=4).source((0, 1)), torch.tensor([1]))
+    first = tree.score[(tree.depth == 1) & tree.is_valid]
+    assert 1 < len(first) < VOCAB
+    assert first.exp().sum() == pytest.approx(1.0)
 
 
 def test_nothing_is_verified_below_a_forbidden_node() -> None:
