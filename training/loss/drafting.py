@@ -47,11 +47,9 @@ class _Halves(NamedTuple):
         def draft(*arguments: Any, **named: Any) -> ExpertsOutput:
             with autocast():
                 output = self.draft(*arguments, **named)
-            floats = {"features", "log_weights", "gate", "state"}
-            parts = {name: part for name, part in output._asdict().items() if name in floats}
-            return output._replace(
-                **{name: part.float() for name, part in parts.items() if part is not None}
-            )
+            features, log_weights, gate = (part.float() for part in output[:3])
+            state = None if output.state is None else output.state.float()
+            return ExpertsOutput(features, log_weights, gate, state, *output[4:])
 
         return _Halves(encode, draft)
 
