@@ -148,8 +148,9 @@ class MixtureOfExperts(nn.Module):
     def forward(self, trunk: Float[Tensor, "*batch hidden"]) -> ExpertsOutput:
         """Return the features and weights of all levels for each trunk vector."""
         normed = self.norm(trunk)
-        is_alone = self.num_experts == 1 and not torch.is_grad_enabled()
-        scores = torch.zeros_like(normed[..., :1]) if is_alone else self.router(normed)
+        if self.num_experts == 1 and self.level_down is None and not torch.is_grad_enabled():
+            return self._of_one(trunk, normed)
+        scores = self.router(normed)
         gate = scores[..., : self.num_experts].softmax(dim=-1)
         weights = gate
         chosen: Tensor | None = None
@@ -167,6 +168,14 @@ class MixtureOfExperts(nn.Module):
         if self.output_norm is not None:
             features = self.output_norm(features)
         return ExpertsOutput(features, log_weights, gate, chosen=chosen)
+
+    def _of_one(self, trunk: Tensor, normed: Tensor) -> ExpertsOutput:
+        """Return the features of a single expert, whose weight is 1, without a router."""
+        features = trunk.unsqueeze(-2) + expert_products(self._inner(normed), self.down)
+        if self.output_norm is not None:
+            features = self.output_norm(features)
+        one = torch.ones_like(trunk[..., :1])
+        return ExpertsOutput(features.unsqueeze(-3), torch.zeros_like(one), one)
 
     @property
     def gate_up_rows(self) -> Float[Tensor, "experts 2 width hidden"]:

@@ -3,7 +3,7 @@
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
-from torch.nn.functional import silu
+from torch.nn.functional import rms_norm, silu
 
 _MOST_STATIC_ROWS = 1024  # with more slots, waiting for the GPU costs less than static shapes
 
@@ -15,9 +15,20 @@ class RMSNorm(nn.RMSNorm):
 
     def forward(self, x: Tensor) -> Tensor:
         """Return the norm of each vector."""
-        if x.device.type != "cpu" or torch.is_grad_enabled() or torch.compiler.is_compiling():
+        if _has_fast_norm(x):
             return super().forward(x.to(self.weight.dtype))  # under autocast, they differ
         return rms_norm_on_cpu(x, None, self.eps) * self.weight
+
+
+def unit_norm(x: Tensor, eps: float) -> Tensor:
+    """Return the RMS norm of each vector, without a weight."""
+    if _has_fast_norm(x):
+        return rms_norm(x, x.shape[-1:], eps=eps)
+    return rms_norm_on_cpu(x, None, eps)
+
+
+def _has_fast_norm(x: Tensor) -> bool:
+    return x.device.type != "cpu" or torch.is_grad_enabled() or torch.compiler.is_compiling()
 
 
 def rms_norm_on_cpu(x: Tensor, weight: Tensor | None, eps: float) -> Tensor:

@@ -7,7 +7,7 @@ from torch import Tensor, nn
 from torch.nn.functional import rms_norm, scaled_dot_product_attention, silu
 
 from moa import FusionNorm
-from moa.layers import RMSNorm, Rotary
+from moa.layers import RMSNorm, Rotary, unit_norm
 
 
 class LayerSelfAttention(nn.Module):
@@ -116,8 +116,7 @@ class LayerMixture(nn.Module):
         self, state: Float[Tensor, "batch tokens layers width"]
     ) -> Float[Tensor, "batch tokens readers width"]:
         """Return the memory of each layer of the drafter."""
-        normed = rms_norm(state, state.shape[-1:], eps=self.eps)
-        return torch.einsum("rl,btlw->btrw", self.weight.softmax(dim=-1), normed)
+        return self.weight.softmax(dim=-1) @ unit_norm(state, self.eps)
 
 
 class MemoryEncoder(nn.Module):

@@ -83,8 +83,9 @@ class TreePass:
         """Return the log-probabilities of a parallel level, and update the experts' weights."""
         origin = frontier.origin
         sequence = torch.arange(len(origin), device=origin.device)[:, None]
-        at_token = self.last_joint[sequence, origin, :, frontier.columns]
-        self.log_weights = posterior_log_weights(at_token, self.log_weights[sequence, origin])
+        if self.last_joint.shape[2] > 1:
+            at_token = self.last_joint[sequence, origin, :, frontier.columns]
+            self.log_weights = posterior_log_weights(at_token, self.log_weights[sequence, origin])
         self.ancestor = origin if level == 1 else self.ancestor[sequence, origin]
         if not self.cache.model.knows_path:
             return self.level_log_probs[sequence, self.ancestor, level]
