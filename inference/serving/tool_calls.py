@@ -33,25 +33,18 @@ def grammar_of_call(
     tools: Sequence[Mapping[str, Any]], names: Collection[str], tokenizer: PreTrainedTokenizerBase
 ) -> GrammarSource:
     """Return the grammar of a call of one of the named functions, in the template's form."""
-    is_tagged = _OPEN in tokenizer.get_chat_template()
-    arguments = "arguments" if is_tagged else "parameters"
-    calls = [
-        {
-            "type": "object",
-            "properties": {
-                "name": {"const": function["name"]},
-                arguments: function.get("parameters") or {"type": "object"},
-            },
-            "required": ["name", arguments],
-            "additionalProperties": False,
-        }
-        for function in (tool["function"] for tool in tools)
-        if function["name"] in names
-    ]
-    schema = {"anyOf": calls, "x-guidance": {"whitespace_pattern": WHITESPACE}}
-    if not is_tagged:
-        return schema
-    return f'start: "{_OPEN}\\n" call "\\n{_CLOSE}"\ncall: %json {json.dumps(schema)}'
+    is_tagged = _OPEN in tokenizer.get_chat_template(tools=[*map(dict, tools)])
+    key = "arguments" if is_tagged else "parameters"
+    calls = list[str]()
+    for function in (tool["function"] for tool in tools):
+        if function["name"] in names:
+            # Each schema is a document of its own, to whose definitions its references point.
+            schema = {"type": "object", **(function.get("parameters") or {})}
+            schema |= {"x-guidance": {"whitespace_pattern": WHITESPACE}}
+            before = json.dumps(f'{{"name": "{function["name"]}", "{key}": ')
+            calls.append(f'{before} %json {json.dumps(schema)} "}}"')
+    start = f'"{_OPEN}\\n" call "\\n{_CLOSE}"' if is_tagged else "call"
+    return f"start: {start}\ncall: {' | '.join(calls)}"
 
 
 class ToolCallParser:

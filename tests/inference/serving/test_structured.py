@@ -35,11 +35,13 @@ class Person(BaseModel):
 class Weather(BaseModel):
     """Tell the weather."""
 
-    city: Literal["Rome", "Köln"]
+    place: Address
+    days: Annotated[int, Field(ge=1, le=9)]
 
 
-def _served(template: str) -> Iterator[OpenAI]:
-    tokenizer = tiny_tokenizer(template)
+def _served(template: str | dict[str, str]) -> Iterator[OpenAI]:
+    tokenizer = tiny_tokenizer(None)
+    tokenizer.chat_template = template
     model = tiny_llama(vocab=len(tokenizer) + 5, max_position_embeddings=2048, eos_token_id=0)
     decoder = SpeculativeDecoder(model, LookupDrafter(), tokenizer, tree="fixed")
     with running(decoder, capacity=2000) as server, server.client() as client:
@@ -91,8 +93,12 @@ def test_any_object_and_completions_have_formats(client: OpenAI) -> None:
 TOOLS: Any = [openai.pydantic_function_tool(Weather, name="weather")]
 
 
-@pytest.mark.parametrize("template", [HERMES_TOOLS, LLAMA_TOOLS], ids=["hermes", "llama"])
-def test_calls_of_tools_go_out_and_come_back(template: str) -> None:
+@pytest.mark.parametrize(
+    "template",
+    [{"default": CHATML, "tool_use": HERMES_TOOLS}, LLAMA_TOOLS],
+    ids=["hermes", "llama"],
+)
+def test_calls_of_tools_go_out_and_come_back(template: str | dict[str, str]) -> None:
     for client in _served(template):
         named = {"type": "function", "function": {"name": "weather"}}
         for choice in ("required", named):
