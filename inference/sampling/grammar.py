@@ -178,7 +178,7 @@ class GrammarEnd(StoppingCriteria):
 
 def _in_rust(regex: re.Pattern[str]) -> str:
     """Return a regular expression with its flags, whose letters are those of Python."""
-    known = {"i": re.IGNORECASE, "m": re.MULTILINE, "s": re.DOTALL, "x": re.VERBOSE}
+    known = {"a": re.ASCII, "i": re.IGNORECASE, "m": re.MULTILINE, "s": re.DOTALL, "x": re.VERBOSE}
     flags = "".join(letter for letter, flag in known.items() if regex.flags & flag)
     return f"(?{flags}){regex.pattern}" if flags else regex.pattern
 

@@ -139,6 +139,7 @@ def test_sampled_texts_follow_the_masked_law(name: str) -> None:
         ({"type": "foo"}, "Invalid type"),
         ({"type": "array", "uniqueItems": True}, "uniqueItems"),
         (re.compile("a(?=b)"), "look-around"),
+        (re.compile(r"\d", re.ASCII), "unrecognized flag"),
         ("start: missing", "unknown name"),
     ],
 )
