@@ -75,12 +75,11 @@ class Layout(NamedTuple):
 class StateLayer(LinearAttentionLayer):
     """States of a layer in a forward pass: first those from which it starts, then the new ones.
 
-    The new state of a convolution is the former one, followed by all inputs.
+    A convolution's new state is the former one, followed by all inputs, if it records the past.
     """
 
     def __init__(self, shapes: Sequence[StateShape]) -> None:
         LinearAttentionLayer.__init__(self, 1 + max(shape.number for shape in shapes))
-        self.activate_past_recording()
         for shape in shapes:
             self.has_previous_state[shape.number] = True
             if shape.is_convolution:
@@ -117,6 +116,9 @@ class RecurrentStates:
             else layers[shape.layer].recurrent_states
             for shape in layout.states
         ]
+        if not layout.replays:
+            for shape in layout.states:
+                layers[shape.layer].activate_past_recording()
         # A convolution starts as if zeros came before the text, as without a state.
         self.kept = [
             torch.zeros(batch, *shape.size, dtype=shape.dtype, device=device)
@@ -133,8 +135,9 @@ class RecurrentStates:
         self._width = count
         for shape, held, kept in zip(self._shapes, self._held, self.kept, strict=True):
             state = kept if rows is None else kept[rows]
-            # For a single token, transformers may overwrite the state.
-            held[shape.number] = state.clone() if count == 1 else state
+            # transformers overwrites a state for a single token, and one without recorded inputs.
+            is_overwritten = count == 1 or (shape.is_convolution and self._replays)
+            held[shape.number] = state.clone() if is_overwritten else state
 
     def keep(self, ends: Sequence[int], rows: Sequence[int] | None = None) -> None:
         """Move boundaries to the ends of accepted tokens after a forward pass, if states are known.
@@ -155,7 +158,7 @@ class RecurrentStates:
             assert new is not None
             for place, row, count in known:
                 state = new[place]
-                if shape.is_convolution:
+                if not self._replays:
                     state = state[..., count : count + shape.size[-1]]
                 elif len(self.boundaries) == 1:
                     self.kept[number] = new
