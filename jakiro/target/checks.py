@@ -124,7 +124,7 @@ def check_positions(config: Any, decoder: nn.Module) -> None:
     if not takes_positions or getattr(config, "alibi", False):
         raise TargetNotSupported(
             "the target derives positions from the order of its cache",
-            got=f"{type(decoder).__name__}, which uses ALiBi or computes positions internally",
+            got=f"{type(decoder).__name__}, which has ALiBi, its own positions, or no attention",
             remedy="use a target with rotary or learned positions",
         )
 
@@ -226,13 +226,22 @@ def check_reproduces(got: Tensor, expected: Tensor, name: str) -> None:
 
 
 def check_same(pairs: Iterable[tuple[Tensor, Tensor]], dtype: torch.dtype) -> None:
-    """Raise an error if the two tensors of any pair differ by more than the rounding of a dtype."""
-    bound = 1e-4 if dtype == torch.float32 else 0.1
+    """Raise an error if the two tensors of any pair differ by more than the rounding of a dtype.
+
+    In half precision, rounding may choose other experts and so change a text, but not most texts.
+
+    Args:
+        pairs: tensors with a row for each text.
+    """
     for got, expected in pairs:
         if expected.is_meta:
             continue
         finite = expected.isfinite()
-        error = (got - expected)[finite].abs().max() / expected[finite].abs().max()
+        rows = [part.where(finite, 0).float().flatten(1) for part in (got - expected, expected)]
+        if dtype == torch.float32:
+            error, bound = torch.div(*(part.abs().max() for part in rows)), 1e-4
+        else:
+            error, bound = torch.div(*(part.norm(dim=1) for part in rows)).median(), 0.06
         if not error <= bound:
             raise TargetNotSupported(f"a relative difference of {error:.1e}")
 

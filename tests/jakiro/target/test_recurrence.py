@@ -28,6 +28,13 @@ def test_models_that_read_several_tokens_otherwise_than_one_by_one_are_refused(f
         TargetAdapter(tiny_family(family))
 
 
+def test_rounding_to_half_precision_is_told_from_other_ways_to_read() -> None:
+    """With this seed, rounding chooses another expert in one of the texts."""
+    TargetAdapter(tiny_family("lfm2_moe", seed=4).bfloat16())
+    with pytest.raises(TargetNotSupported, match=r"ForCausalLM do not read several tokens at once"):
+        TargetAdapter(tiny_family("jamba").bfloat16())
+
+
 @pytest.mark.parametrize("family", EVERY_RECURRENT_FAMILY)
 @torch.no_grad()
 def test_keys_and_hidden_states_are_the_same_after_tokens_were_read_again(family: str) -> None:
@@ -44,6 +51,9 @@ def test_keys_and_hidden_states_are_the_same_after_tokens_were_read_again(family
         step = chain_step(tokens[:, begin:end].clone(), begin)
         step.token_ids[:, max(0, accepted - begin) :] = 1  # wrong drafts
         target.forward(step, cache)
+        if target.spec.replays:
+            held = [layer.conv_states[0] for layer in cache.layers if hasattr(layer, "conv_states")]
+            assert {state.shape[-1] for state in held} == {4}  # not the inputs of a whole text
         states.keep([accepted])
     expected = model(input_ids=tokens[:, :18], output_hidden_states=True).hidden_states
     got = cache.state(torch.arange(18)[None], StateSource("hidden", every))
