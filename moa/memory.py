@@ -110,13 +110,13 @@ class LayerMixture(nn.Module):
     def __init__(self, num_layers: int, num_readers: int, norm_eps: float = 1e-6) -> None:
         super().__init__()
         self.eps = norm_eps
-        self.weight = nn.Parameter(torch.zeros(num_readers, num_layers))
+        self.mixture = nn.Parameter(torch.zeros(num_readers, num_layers))
 
     def forward(
         self, state: Float[Tensor, "batch tokens layers width"]
     ) -> Float[Tensor, "batch tokens readers width"]:
         """Return the memory of each layer of the drafter."""
-        return self.weight.softmax(dim=-1) @ unit_norm(state, self.eps)
+        return self.mixture.softmax(dim=-1) @ unit_norm(state, self.eps)
 
 
 class MemoryEncoder(nn.Module):

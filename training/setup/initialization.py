@@ -1,4 +1,4 @@
-"""Initial weights of a drafter: random, from another drafter, or from a layer of the target."""
+"""Initial weights of a drafter: random, from another drafter, or from layers of the target."""
 
 from collections.abc import Iterable
 
@@ -14,12 +14,11 @@ from training.config import TrainSettings
 from training.loss.batch import Batch
 from training.setup.layer_start import (
     replaced_layer,
-    start_as_layer,
+    start_as_layers,
     start_from,
     start_masks,
     start_memory,
 )
-from training.setup.layers_start import start_as_layers
 from training.setup.path_fit import start_path
 from training.setup.target_layer import LayerAttention, layers_of, read_attention
 
@@ -28,7 +27,7 @@ _logger = get_logger(__name__)
 
 def check_initialization(settings: TrainSettings, target: TargetAdapter) -> None:
     """Raise an error if a drafter cannot be initialized from the target layer in the settings."""
-    _attention_to_start_from(settings, target)
+    _attentions_to_start_from(settings, target)
     if settings.initialize.memory == "target_layer":
         check_view(settings.drafter, len(layers_of(target)), _layer_index(settings))
 
@@ -69,34 +68,21 @@ def _start_trunk(
     drafter: JakiroDrafter,
     settings: TrainSettings,
     target: TargetAdapter,
-    examples: list[Batch] | None,
-) -> None:
-    nn.Module.to(drafter, target.device)  # type checkers do not know `drafter.to`
-    if settings.drafter.trunk.num_layers == 1 and drafter.trunk.memory_norm is None:
-        _start_as_one_layer(drafter, settings, target, examples)
-    elif not is_fitted(settings, target):
-        _logger.info("the drafter starts with random weights")
-    elif examples is not None:
-        start_as_layers(drafter, target, examples, settings.seed)
-
-
-def _start_as_one_layer(
-    drafter: JakiroDrafter,
-    settings: TrainSettings,
-    target: TargetAdapter,
     batches: list[Batch] | None,
 ) -> None:
-    attention = _attention_to_start_from(settings, target, is_logged=True)
-    if attention is None:
+    nn.Module.to(drafter, target.device)  # type checkers do not know `drafter.to`
+    attentions = _attentions_to_start_from(settings, target, is_logged=True)
+    if attentions is None:
         return
-    start_from(drafter.trunk, attention)
+    start_from(drafter.trunk, attentions)
     views_layer = settings.initialize.memory == "target_layer"
-    if views_layer:
-        start_memory(drafter, _layer_index(settings) % len(layers_of(target)))
+    if views_layer or drafter.trunk.memory_norm is not None:
+        last = _layer_index(settings) % len(layers_of(target))
+        start_memory(drafter, range(last + 1 - len(attentions), last + 1))
     if not is_fitted(settings, target):
         _logger.info("only the trunk's attention starts with weights of the target")
     elif batches is not None:
-        start_as_layer(drafter, target, attention, batches, settings.seed, views_layer)
+        start_as_layers(drafter, target, batches, settings.seed, views_layer)
 
 
 def reads_data(settings: TrainSettings, target: TargetAdapter) -> bool:
@@ -111,11 +97,11 @@ def _may_fit(settings: TrainSettings) -> bool:
 
 
 def is_fitted(settings: TrainSettings, target: TargetAdapter) -> bool:
-    """Return whether a new drafter starts with all weights of a target layer and a fitted input.
+    """Return whether a new drafter starts with all weights of target layers and a fitted input.
 
-    That layer is the last one before the drafter's tail layers, or the target's last layer if there
-    are no tail layers. Only a drafter whose trunk reads features, and joins them and single tokens
-    with a bias, can be fitted.
+    These layers are the last ones before the drafter's tail layers, or the target's last ones if
+    there are no tail layers. Only a drafter whose trunk reads features, and joins them and single
+    tokens with a bias, can be fitted.
     """
     drafter, start = settings.drafter, settings.initialize
     if not _may_fit(settings) or not drafter.trunk.reads_features:
@@ -125,19 +111,19 @@ def is_fitted(settings: TrainSettings, target: TargetAdapter) -> bool:
     index = replaced_layer(drafter)
     if start.attention_layer not in ("auto", index, index + len(layers_of(target))):
         return False
-    return _attention_to_start_from(settings, target) is not None
+    return _attentions_to_start_from(settings, target) is not None
 
 
 def _layer_index(settings: TrainSettings) -> int:
-    """Return the index of the layer that the trunk's attention starts from."""
+    """Return the index of the last layer that the trunk's attention starts from."""
     index = settings.initialize.attention_layer
     return index if isinstance(index, int) else replaced_layer(settings.drafter)
 
 
-def _attention_to_start_from(
+def _attentions_to_start_from(
     settings: TrainSettings, target: TargetAdapter, *, is_logged: bool = False
-) -> LayerAttention | None:
-    """Return the attention of the layer to start from; None for random weights."""
+) -> list[LayerAttention] | None:
+    """Return the attention of the layers to start from; None for random weights."""
     index, trunk = settings.initialize.attention_layer, settings.drafter.trunk
     if index is None:
         return None
@@ -153,7 +139,7 @@ def _attention_to_start_from(
             )
         heads, index = trunk.heads_for(target.spec.attention), _layer_index(settings)
         layers = range(index - trunk.num_layers + 1, index + 1)
-        return [read_attention(target, layer, heads) for layer in layers][-1]
+        return [read_attention(target, layer, heads) for layer in layers]
     except ConfigError as error:
         if not may_be_random:
             raise

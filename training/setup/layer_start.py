@@ -1,17 +1,24 @@
-"""Start of a drafter as one layer of the target: copied weights, scaled by a fit."""
+"""Start of a drafter as the target's last layers: copied weights, scaled by a fit.
+
+A trunk of n layers starts as the target's last n layers, in a residual stream in the scale of
+features (`training.setup.layer_fit`). The keys and values of a block's memory then equal those of
+the target's layers, where a layer's memory is the input of the target's layer in its place.
+"""
 
 from collections.abc import Collection, Iterable, Sequence
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from jakiro.drafter import JakiroDrafter
 from jakiro.drafter_settings import DrafterSettings
 from jakiro.experts import MixtureOfExperts
 from jakiro.target.adapter import TargetAdapter
 from jakiro.utils.logs import get_logger
-from moa.attention import SelfAttention
-from moa.trunk import Trunk
+from moa.attention import CrossAttention, SelfAttention
+from moa.layers import FeedForward
+from moa.memory import LayerMixture
+from moa.trunk import FurtherLayer, Trunk
 from training.loss.batch import Batch, read_batch
 from training.setup.layer_fit import LayerFit, fit_layers
 from training.setup.target_layer import (
@@ -24,47 +31,71 @@ from training.setup.target_layer import (
 _logger = get_logger(__name__)
 
 _SHARE_OF_UNITS = 7 / 8  # largest share of the layer's units that each of several experts has
+_OWN_STATE = 6.0  # weight of a layer's own state in its mixture, before the softmax
 
 
 def replaced_layer(drafter: DrafterSettings) -> int:
-    """Return the index, from the end, of the target's layer that a drafter replaces."""
+    """Return the index, from the end, of the last layer of the target that a drafter replaces."""
     return -1 - drafter.tail_layers
 
 
 @torch.no_grad()
-def start_memory(drafter: JakiroDrafter, state: int) -> None:
-    """Make memory equal to one of the hidden states that it is made from.
+def start_memory(drafter: JakiroDrafter, own: Sequence[int]) -> None:
+    """Make memory the input of the target's layers in the places of the drafter's, if it is read.
 
-    Cross-attention that has the weights of the layer with this input then computes the layer's keys
-    and values from memory.
+    Attention to memory that has the weights of such a layer then computes the layer's keys and
+    values.
+
+    Args:
+        own: index of the hidden state that is the input of the target's layer, for each layer.
     """
     encoder, source = drafter.memory_encoder, drafter.state_sources.memory
-    assert encoder is not None, "checked by `check_view`"
-    assert source is not None, "checked by `check_view`"
-    if not isinstance(encoder.output, nn.Linear):  # memory is the only hidden state, unchanged
+    assert encoder is not None
+    assert source is not None
+    states = [source.layers.index(state) for state in own if state in source.layers]
+    if source.kind != "hidden" or not states:
         return
-    width = encoder.output.weight.shape[0]
-    parts = encoder.output.weight.unflatten(1, (-1, width))
+    if isinstance(encoder, LayerMixture):
+        encoder.mixture.zero_()
+        for reader, state in enumerate(own):
+            if state in source.layers:
+                encoder.mixture[reader, source.layers.index(state)] = _OWN_STATE
+    elif encoder.layer_attention is None and isinstance(encoder.output, nn.Linear):
+        _project_to_mean(encoder.output, states)
+
+
+def _project_to_mean(output: nn.Linear, states: Sequence[int]) -> None:
+    """Make the output the mean of some of the states that are its input."""
+    width = output.weight.shape[0]
+    if output.weight.shape[1] % width:
+        return
+    parts = output.weight.unflatten(1, (-1, width))
     parts.zero_()
-    parts[:, source.layers.index(state)] = torch.eye(width)
-    if encoder.output.bias is not None:
-        encoder.output.bias.zero_()
+    for state in states:
+        parts[:, state] = torch.eye(width).to(parts) / len(states)
+    if output.bias is not None:
+        output.bias.zero_()
 
 
 @torch.no_grad()
-def start_from(trunk: Trunk, attention: LayerAttention) -> None:
-    """Copy the attention weights of a target's layer to both kinds of attention in a trunk.
+def start_from(trunk: Trunk, attentions: Sequence[LayerAttention]) -> None:
+    """Copy the attention weights of the target's layers to those of a trunk.
 
-    The trunk's cross-attention has one norm for queries, and one for the memory, from which keys
-    and values are computed. Both receive the gain of the layer's only norm.
+    The memory and the rows of a block are projected by the same matrices, but have different norms,
+    so the gain of a layer's norm becomes a factor of these matrices' columns. If there is
+    cross-attention, the only layer is copied to both; the norm for queries, and the one for the
+    memory, from which keys and values are computed, receive the gain of the layer's only norm.
     """
-    layer = trunk.self_attention
-    assert layer is not None
-    layer.project.weight.copy_(torch.cat((attention.query, attention.key, attention.value)))
-    layer.output.weight.copy_(attention.output)
-    copy_optional(layer, attention)
-    _set_gain(layer.norm, attention.gain)
-    cross = trunk.cross_attention
+    for layer, attention in zip(trunk.self_attentions, attentions, strict=True):
+        layer.project.weight.copy_(torch.cat((attention.query, attention.key, attention.value)))
+        layer.output.weight.copy_(attention.output)
+        _copy_optional(layer, attention)
+        assert isinstance(layer.norm, nn.RMSNorm), "checked before a drafter starts as a layer"
+        if trunk.memory_norm is None:
+            layer.norm.weight.copy_(attention.gain)
+        else:
+            layer.project.weight.mul_(attention.gain)
+    cross, attention = trunk.cross_attention, attentions[-1]
     if cross is not None:
         cross.query.weight.copy_(attention.query)
         cross.key_value.weight.copy_(torch.cat((attention.key, attention.value)))
@@ -73,7 +104,7 @@ def start_from(trunk: Trunk, attention: LayerAttention) -> None:
             norm.weight.copy_(attention.gain)
 
 
-def copy_optional(layer: SelfAttention, attention: LayerAttention) -> None:
+def _copy_optional(layer: SelfAttention, attention: LayerAttention) -> None:
     """Copy biases and norms of heads, which only some trunks and some layers have."""
     copied: list[str] = []
     if layer.project.bias is not None:
@@ -91,11 +122,6 @@ def copy_optional(layer: SelfAttention, attention: LayerAttention) -> None:
     _warn_of_left_behind("drafter.trunk", attention.left_behind, copied)
 
 
-def _set_gain(norm: nn.Module, gain: Tensor) -> None:
-    assert isinstance(norm, nn.RMSNorm), "checked before a drafter starts as a layer"
-    norm.weight.copy_(gain)
-
-
 def _warn_of_left_behind(
     part: str, left_behind: Iterable[str], copied: Collection[str] = ()
 ) -> None:
@@ -107,35 +133,35 @@ def _warn_of_left_behind(
         )
 
 
-def start_as_layer(
+def start_as_layers(
     drafter: JakiroDrafter,
     target: TargetAdapter,
-    attention: LayerAttention,
     batches: Iterable[Batch],
     seed: int,
     views_layer: bool = False,
 ) -> None:
-    """Copy the weights of a target's layer to the drafter that replaces it, scaled by a fit.
+    """Copy the weights of the target's layers to the drafter that replaces them, scaled by a fit.
 
     Args:
-        drafter: a drafter whose trunk reads features and has been initialized by `start_from`.
-        attention: attention weights of the layer that the drafter replaces (`replaced_layer`).
+        drafter: a drafter whose trunk joins tokens and features, and has been initialized by
+            `start_from`.
         views_layer: whether cross-attention, instead of self-attention, adds what the layer adds.
     """
-    index = replaced_layer(drafter.config.settings)
-    feed_forward = read_feed_forward(target, index)
-    if feed_forward is not None:
-        _warn_of_left_behind("drafter.experts", feed_forward.left_behind)
+    last, count = replaced_layer(drafter.config.settings), len(layers_of(target))
+    indices = range(last + 1 - len(drafter.trunk.self_attentions), last + 1)
+    networks = [read_feed_forward(target, index) for index in indices]
+    if networks[-1] is not None:
+        _warn_of_left_behind("drafter.experts", networks[-1].left_behind)
     _logger.info("fitting the drafter's input, for which the target reads training data")
-    (fit,) = fit_layers(drafter, target, [index], [feed_forward], batches)
-    num_units = scale_to_features(drafter, attention, feed_forward, fit, seed, views_layer)
-    number = index + len(layers_of(target))
+    fits = fit_layers(drafter, target, indices, networks, batches)
+    num_units = scale_to_features(drafter, networks, fits, seed, views_layer)
+    names = " to ".join(str(index % count) for index in dict.fromkeys((indices[0], last)))
     experts = f"{num_units} feed-forward units in each expert"
-    if feed_forward is None:
+    if networks[-1] is None:
         experts = "random experts, because they cannot use the layer's feed-forward weights"
     _logger.info(
-        f"the drafter starts as layer {number} of the target: the drafter's fitted input explains "
-        f"{fit.explained:.0%} of the variance of the layer's input ({fit.num_tokens:,} "
+        f"the drafter starts as layer {names} of the target: the drafter's fitted input explains "
+        f"{fits[0].explained:.0%} of the variance of the layer's input ({fits[0].num_tokens:,} "
         f"tokens), and the drafter has {experts}"
     )
 
@@ -143,43 +169,49 @@ def start_as_layer(
 @torch.no_grad()
 def scale_to_features(
     drafter: JakiroDrafter,
-    attention: LayerAttention,
-    feed_forward: LayerFeedForward | None,
-    fit: LayerFit,
+    networks: Sequence[LayerFeedForward | None],
+    fits: Sequence[LayerFit],
     seed: int = 0,
     views_layer: bool = False,
 ) -> int:
-    """Copy a layer's weights to a drafter, adapted to a residual stream in the scale of features.
+    """Adapt a drafter that was initialized by `start_from` to a stream in the scale of features.
 
     Each channel of this stream is `fit.scale` times as large as in the target. Therefore, gains of
-    norms are divided by `fit.scale`, and outputs are multiplied by it. The layer has neither a
-    second attention nor a feed-forward network before it, so their outputs are 0 at first.
+    norms are divided by `fit.scale`, and outputs are multiplied by it. A layer has neither a second
+    attention nor a feed-forward network before it, so their outputs are 0 at first.
 
     Args:
-        feed_forward: feed-forward weights of the layer; None to leave the experts unchanged.
+        networks: feed-forward weights of each layer; None to leave those of the drafter unchanged.
 
     Returns:
         The number of feed-forward units that are copied to each expert.
     """
-    trunk = drafter.trunk
-    start_join(drafter, fit)
-    gain = attention.gain * fit.shrinkage / fit.scale
-    assert trunk.self_attention is not None
-    _set_gain(trunk.self_attention.norm, gain)
-    added = fit.scale[:, None] * attention.output
-    trunk.self_attention.output.weight.copy_(0 * added if views_layer else added)
-    if trunk.self_attention.output.bias is not None:
-        added_bias = fit.scale * attention.output_bias
-        trunk.self_attention.output.bias.copy_(0 * added_bias if views_layer else added_bias)
-    if trunk.cross_attention is not None:
-        trunk.cross_attention.norm.weight.copy_(gain)
-        trunk.cross_attention.output.weight.copy_(added if views_layer else 0 * added)
+    trunk, cross = drafter.trunk, drafter.trunk.cross_attention
+    start_join(drafter, fits[0])
+    for layer, fit in zip(trunk.self_attentions, fits, strict=True):
+        _scale(layer, fit, is_silent=views_layer)
+    if cross is not None:
+        _scale(cross, fits[-1], is_silent=not views_layer)
     if trunk.feed_forward is not None:
         trunk.feed_forward.down.weight.zero_()
-    if feed_forward is None:
+    for further, network, fit in zip(trunk.further_layers, networks, fits, strict=False):
+        assert isinstance(further, FurtherLayer)
+        if network is not None:
+            _start_feed_forward(further.feed_forward, network, fit)
+    if networks[-1] is None:
         return 0
     assert isinstance(drafter.experts, MixtureOfExperts)
-    return start_experts(drafter.experts, feed_forward, fit, seed)
+    return start_experts(drafter.experts, networks[-1], fits[-1], seed)
+
+
+def _scale(layer: SelfAttention | CrossAttention, fit: LayerFit, is_silent: bool) -> None:
+    """Scale what an attention reads and adds; nothing is added if it is silent."""
+    assert isinstance(layer.norm, nn.RMSNorm), "checked before a drafter starts as a layer"
+    layer.norm.weight.mul_(fit.shrinkage / fit.scale)
+    added = 0 * fit.scale if is_silent else fit.scale
+    layer.output.weight.mul_(added[:, None])
+    if layer.output.bias is not None:
+        layer.output.bias.mul_(added)
 
 
 def start_join(drafter: JakiroDrafter, fit: LayerFit) -> None:
@@ -244,3 +276,16 @@ def start_experts(
         experts.down[expert, :num_kept] = (fit.scale[:, None] * feed_forward.down[:, kept]).T
     experts.norm.weight.copy_(feed_forward.gain * fit.shrinkage / fit.scale)
     return num_kept
+
+
+def _start_feed_forward(part: FeedForward, network: LayerFeedForward, fit: LayerFit) -> None:
+    """Copy the strongest units of a layer's feed-forward network."""
+    assert fit.strengths is not None
+    width = part.down.in_features
+    kept = fit.strengths.argsort(descending=True)[:width]
+    gate, up = part.gate_up.weight.chunk(2)
+    gate[: len(kept)] = network.gate[kept]
+    up[: len(kept)] = network.up[kept]
+    part.down.weight.zero_()
+    part.down.weight[:, : len(kept)] = fit.scale[:, None] * network.down[:, kept]
+    part.norm.weight.copy_(network.gain * fit.shrinkage / fit.scale)

@@ -6,6 +6,7 @@ from copy import deepcopy
 import pytest
 import torch
 from helpers.models import tiny_drafter, tiny_llama
+from helpers.variants import VARIANTS
 from torch import nn
 
 from jakiro.target.adapter import TargetAdapter
@@ -76,6 +77,9 @@ def test_muon_takes_the_hidden_matrices_and_adamw_the_rest() -> None:
     assert {names[id(p)] for p in by_muon["params"]} >= {"experts.down", "experts.level_down"}
     assert "experts.router.weight" in {names[id(p)] for p in by_adamw["params"]}
     assert len(by_muon["params"]) + len(by_adamw["params"]) == len(names)
+    block = tiny_drafter(TargetAdapter(tiny_llama()), VARIANTS["block-mixture-E2"])
+    others = set(map(id, build_optimizer(block, settings).param_groups[1]["params"]))
+    assert {id(block.memory_encoder.mixture), id(block.level_masks.tokens)} <= others
 
     set_learning_rate(optimizer, 0.02)
     before = {name: value.detach().clone() for name, value in drafter.named_parameters()}

@@ -77,7 +77,7 @@ def test_parameters_that_the_trunk_does_not_have_are_named(
 ) -> None:
     target = TargetAdapter(tiny_family(family))
     heads = target.spec.attention
-    start_from(Trunk(hidden=32, **heads.model_dump(), **form), read_attention(target, 0, heads))
+    start_from(Trunk(hidden=32, **heads.model_dump(), **form), [read_attention(target, 0, heads)])
     assert left in caplog.text
     assert bool(caplog.text) is bool(left)
 
@@ -140,8 +140,8 @@ def test_cross_attention_starts_as_the_attention_of_the_layer(layers: tuple[int,
         target, tiny_settings(source="hidden", layers=layers, layer_attention=False)
     )
     heads = drafter.config.settings.trunk.heads_for(target.spec.attention)
-    start_from(drafter.trunk, read_attention(target, LAYER, heads))
-    start_memory(drafter, LAYER)
+    start_from(drafter.trunk, [read_attention(target, LAYER, heads)])
+    start_memory(drafter, [LAYER])
     token_ids = torch.randint(0, 61, (1, 9))
     states = model(token_ids, output_hidden_states=True).hidden_states
     positions = torch.arange(9)[None]

@@ -81,7 +81,7 @@ def test_fused_states_are_fitted_beside_features_and_encoded_like_features() -> 
     assert fit.explained == pytest.approx(
         1 - float(missed / (2 * (inputs - inputs.mean(0)).square().sum())), abs=1e-3
     )
-    scale_to_features(drafter, read_attention(target, -2, target.spec.attention), None, fit)
+    scale_to_features(drafter, [None], [fit])
     state = torch.randn(1, 3, 2, 32)
     encoded = drafter.feature_encoder(state)
     torch.testing.assert_close(encoded, state.flatten(2) @ fit.encoder.T)

@@ -15,7 +15,7 @@ from jakiro.target.adapter import TargetAdapter
 from jakiro.target.attention_shape import AttentionShape
 from moa.trunk import Trunk
 from training.setup.layer_fit import LayerFit
-from training.setup.layer_start import scale_to_features, start_as_layer, start_from
+from training.setup.layer_start import scale_to_features, start_as_layers, start_from
 from training.setup.target_layer import read_attention, read_feed_forward
 
 SHAPE = AttentionShape(**HEADS, rope_theta=10_000.0)
@@ -70,7 +70,7 @@ def test_both_attentions_equal_the_attention_of_the_layer_they_start_from(family
     settings = _trunk_for(target, layer=1, base=_base_of(model))
     attention = read_attention(target, 1, settings)
     trunk = Trunk(hidden=32, **settings.model_dump())
-    start_from(trunk, attention)
+    start_from(trunk, [attention])
     stream = torch.randn(2, 9, 32)
     stream -= stream.mean(dim=-1, keepdim=True)  # so that RMS norms equal layer norms
     positions = torch.arange(5, 14)[None].expand(2, -1)
@@ -106,7 +106,7 @@ def test_a_trunk_starts_with_the_biases_and_the_norms_of_heads_that_it_has(
     target = TargetAdapter(model)
     settings = _trunk_for(target, layer=1, base=_base_of(model))
     trunk = Trunk(hidden=32, **settings.model_dump(), **form)
-    start_from(trunk, read_attention(target, 1, settings))
+    start_from(trunk, [read_attention(target, 1, settings)])
     stream, positions = torch.randn(2, 9, 32), torch.arange(5, 14)[None].expand(2, -1)
     stream -= stream.mean(dim=-1, keepdim=True)  # so that RMS norms equal layer norms
     mask = torch.ones(9, 9, dtype=torch.bool).tril().expand(2, 1, -1, -1)
@@ -119,7 +119,7 @@ def test_weights_are_those_of_the_layer_bit_by_bit() -> None:
     model = _with_random_norms(tiny_llama())
     target = TargetAdapter(model)
     trunk = tiny_drafter(target, tiny_settings()).trunk
-    start_from(trunk, read_attention(target, -2, SHAPE))
+    start_from(trunk, [read_attention(target, -2, SHAPE)])
     layer = model.model.layers[1]
     parts = [getattr(layer.self_attn, name).weight for name in ("q_proj", "k_proj", "v_proj")]
     own, cross = trunk.self_attention, trunk.cross_attention
@@ -155,11 +155,11 @@ def test_in_the_scale_of_features_the_drafter_computes_what_the_layer_does(
     attention = read_attention(target, layer, target.spec.attention)
     feed_forward = read_feed_forward(target, layer)
     assert feed_forward is not None
-    start_from(drafter.trunk, attention)
+    start_from(drafter.trunk, [attention])
     # With one scale for all channels the result is exact; otherwise norms are approximate.
     zeros = (torch.zeros(32, 64), torch.zeros(32), None)
     fit = LayerFit(torch.full((32,), 0.4), 0.4, *zeros, torch.rand(48), 1.0, 9)
-    assert scale_to_features(drafter, attention, feed_forward, fit) == 48
+    assert scale_to_features(drafter, [feed_forward], [fit]) == 48
     ids, positions = torch.randint(61, (2, 9)), torch.arange(9).expand(2, -1)
     states = model.model(ids, output_hidden_states=True).hidden_states
     outputs = outputs_of_layers(model, ids)
@@ -175,7 +175,8 @@ def test_experts_leave_out_different_units() -> None:
     target = TargetAdapter(tiny_llama())
     drafter = tiny_drafter(target, layer_settings("hybrid", 2, 64))
     attention = read_attention(target, -1, target.spec.attention)
-    start_as_layer(drafter, target, attention, [random_batch((24,))], seed=0)
+    start_from(drafter.trunk, [attention])
+    start_as_layers(drafter, target, [random_batch((24,))], seed=0)
     units = drafter.experts.down.detach().norm(dim=-1) > 0
     assert units.sum(dim=-1).tolist() == [42, 42]  # 7/8 of 48
     first, second = drafter.experts.gate_up.weight.detach().unflatten(0, (2, 2, -1))[:, 0]

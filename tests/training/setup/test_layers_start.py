@@ -2,26 +2,32 @@
 
 from dataclasses import replace
 from itertools import product
+from pathlib import Path
 
 import pytest
 import torch
 from helpers.families import tiny_family
 from helpers.layers import HEADS
 from helpers.models import tiny_drafter, tiny_llama, tiny_settings
-from helpers.training import random_batch
+from helpers.training import random_batch, tiny_run
 from torch.nn import init
 
 from jakiro.drafter import JakiroDrafter
 from jakiro.target.adapter import TargetAdapter
 from jakiro.target.attention_shape import AttentionShape
 from jakiro.target.step import chain_step
-from moa.attention import SelfAttention
 from moa.memory import LayerMixture
 from training.loss.batch import look_at_target, read_batch
 from training.loss.drafting import draft_all_positions
+from training.setup.initialization import initialize
 from training.setup.layer_fit import LayerFit
-from training.setup.layer_start import start_masks
-from training.setup.layers_start import start_as_layers, start_attention
+from training.setup.layer_start import (
+    scale_to_features,
+    start_as_layers,
+    start_from,
+    start_masks,
+    start_memory,
+)
 from training.setup.path_fit import start_path
 from training.setup.target_layer import read_attention
 
@@ -30,7 +36,7 @@ BATCHES = [random_batch((10, 8), (24,), seed=seed) for seed in range(8)]
 
 @pytest.mark.parametrize("family", ["llama, grouped heads", "gemma", "qwen3"])
 @torch.no_grad()
-def test_attention_is_that_of_the_layer_in_another_scale(family: str) -> None:
+def test_attention_of_a_block_is_that_of_the_layer_in_another_scale(family: str) -> None:
     model = tiny_family(family)
     for name, weight in model.named_parameters():
         if "norm" in name:
@@ -41,10 +47,15 @@ def test_attention_is_that_of_the_layer_in_another_scale(family: str) -> None:
         num_heads=4, num_kv_heads=shape.num_kv_heads, head_dim=shape.key_dim, rope_theta=theta
     )
     attention, hidden = read_attention(target, 1, heads), target.spec.hidden_size
-    geometry = (hidden, 4, shape.num_kv_heads, shape.key_dim, theta)
-    layer = SelfAttention(*geometry, qk_norm=attention.head_gains is not None)
-    fit = LayerFit(torch.full((hidden,), 3.0), 3.0, *[torch.empty(0)] * 4, 1.0, 1)  # type: ignore[arg-type]
-    start_attention(layer, attention, fit)
+    has_norms = attention.head_gains is not None
+    trunk = {"kind": "block", "qk_norm": has_norms, **heads.model_dump()}
+    levels = {"parallel_levels": 1, "autoregressive_levels": 1, "parallel_heads": "masks"}
+    drafter = tiny_drafter(target, tiny_settings(1, trunk=trunk, source="hidden", **levels))
+    start_from(drafter.trunk, [attention])
+    inputs = (torch.zeros(hidden, 2 * hidden), torch.zeros(hidden), None, None)
+    scale_to_features(drafter, [None], [LayerFit(torch.full((hidden,), 3.0), 3.0, *inputs, 1.0, 1)])
+    layer = drafter.trunk.self_attention
+    assert layer is not None
     ids = torch.randint(0, 61, (1, 7))
     with_states = model.model(ids, output_hidden_states=True).hidden_states
     cache = target.new_cache(1, 7)
@@ -81,9 +92,12 @@ def test_memory_of_a_block_has_the_keys_and_values_of_the_targets_layers(num_lay
         layer_attention=False,
     )
     drafter = tiny_drafter(target, settings)
+    heads = settings.trunk.heads_for(target.spec.attention)
+    start_from(drafter.trunk, [read_attention(target, index, heads) for index in own])
+    start_memory(drafter, own)
     start_as_layers(drafter, target, BATCHES, seed=0)
     assert isinstance(drafter.memory_encoder, LayerMixture)
-    drafter.memory_encoder.weight *= 100  # each layer reads its own state alone
+    drafter.memory_encoder.mixture *= 100  # each layer reads its own state alone
     ids, positions = torch.randint(0, 61, (1, 9)), torch.arange(9)[None]
     cache = target.new_cache(1, 9, drafter.state_sources.hidden_states)
     target.forward(chain_step(ids, 0), cache)
@@ -150,18 +164,21 @@ def test_levels_without_a_target_keep_matrices_of_zeros() -> None:
     assert not last.weight.any()
 
 
-@torch.no_grad()
-def test_layers_before_tail_layers_are_replaced() -> None:
+@pytest.mark.parametrize("fit_tokens", [0, 64])
+def test_layers_before_tail_layers_are_replaced(fit_tokens: int, tmp_path: Path) -> None:
     target = TargetAdapter(tiny_llama())
     trunk = {"kind": "feedback", "num_layers": 2, **HEADS}
     settings = tiny_settings(1, "sum", 0, trunk=trunk, tail_layers=1)
+    start = {"attention_layer": "auto", "fit_tokens": fit_tokens}
+    run = tiny_run(tmp_path, initialize=start).model_copy(update={"drafter": settings})
     drafter = tiny_drafter(target, settings)
-    start_as_layers(drafter, target, BATCHES, seed=0)
+    initialize(drafter, run, target, batches=BATCHES)
     heads = settings.trunk.heads_for(target.spec.attention)
     for layer, index in zip(drafter.trunk.self_attentions, (-3, -2), strict=True):
         attention = read_attention(target, index, heads)
-        expected = torch.cat((attention.query, attention.key, attention.value)) * attention.gain
-        torch.testing.assert_close(layer.project.weight, expected)
+        expected = torch.cat((attention.query, attention.key, attention.value))
+        assert torch.equal(layer.project.weight, expected)
+        assert torch.equal(layer.output.weight, attention.output)  # the scale is 1
 
 
 @torch.no_grad()
