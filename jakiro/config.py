@@ -253,3 +253,9 @@ def _check_sizes(settings: DrafterSettings, target: TargetRecord) -> None:
             got=size,
             remedy="lower this setting, or leave it out so that all tokens may be drafted",
         )
+    if (mask := settings.trunk.block.mask_token) is not None and mask >= target.vocab_size:
+        raise ConfigError(
+            "drafter.trunk.block.mask_token is not a token of the target",
+            expected=f"an id from 0 to {target.vocab_size - 1}",
+            got=mask,
+        )

@@ -10,7 +10,7 @@ import torch
 from helpers.families import tiny_family
 from helpers.models import tiny_drafter, tiny_llama, tiny_settings
 from helpers.training import one_document
-from helpers.variants import VARIANTS
+from helpers.variants import BLOCK, VARIANTS
 from safetensors.torch import load_file, save_file
 
 from jakiro import JakiroDrafter
@@ -120,9 +120,14 @@ def test_an_unknown_key_in_the_saved_settings_is_refused(
         ({"rotated": False}, {"key_rotation": None}, r"rotates whole keys.*memory\.rotated=true"),
         ({"source": "hidden", "layers": (4,)}, {}, "from 0 to 3"),
         ({"source": "hidden"}, {"num_hidden_states": None}, "of the target cannot be read"),
+        (
+            BLOCK | {"trunk": {"kind": "block", "block": {"mask_token": 61}}},
+            {},
+            "mask_token is not a token of the target; expected: an id from 0 to 60",
+        ),
     ],
 )
-def test_states_that_the_target_does_not_have_are_refused(
+def test_what_the_target_does_not_have_is_refused(
     settings: dict[str, Any], changes: dict[str, Any], message: str, target: TargetAdapter
 ) -> None:
     record = record_target(target.spec, "tiny").model_copy(update=changes)
