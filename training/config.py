@@ -276,7 +276,7 @@ class TrainSettings(Settings):
             )
         yield (
             drafter.schedule.path == "tables",
-            "drafter.schedule.path none or embedding, because tables are imported and not trained",
+            "another drafter.schedule.path than tables, which are imported and not trained",
         )
         yield (
             engine.offload_optimizer and engine.zero_stage < 1,

@@ -46,7 +46,7 @@ KINDS = {
     "masks-E2": VARIANTS["masks-E2"],
     "tensor": VARIANTS["tensor"],
     "hidden-transfer": VARIANTS["hidden-transfer"],
-    "block": VARIANTS["block"],
+    "block": VARIANTS["block-recurrent"].model_copy(update={"draft_vocab_size": 5}),
     "block-mixture-E2": VARIANTS["block-mixture-E2"],
     "block-dspark": VARIANTS["block-dspark"].model_copy(update={"draft_vocab_size": 5}),
     "masks-path": VARIANTS["masks-path"],

@@ -148,7 +148,7 @@ SESSIONS = {
     "tensor": VARIANTS["tensor"],
     "hidden-transfer": VARIANTS["hidden-transfer"],
     "two-layers-no-first": VARIANTS["hybrid-two-layers-no-first"],
-    "block": VARIANTS["block"],
+    "block-recurrent": VARIANTS["block-recurrent"].model_copy(update={"draft_vocab_size": 7}),
     "block-dspark": VARIANTS["block-dspark"].model_copy(update={"draft_vocab_size": 7}),
     "block-mixture": VARIANTS["block-mixture-E2"],
     "masks-path": VARIANTS["masks-path"],
