@@ -1,7 +1,7 @@
 """Program that generates `configs/base.yaml` and `docs/reference/config.md` for `make reference`.
 
-Both files describe every key of a training run with the docstring of its settings field, so that
-the description of a key is written only once.
+The file describes every key of a training run with the docstring of its settings field. The page shows
+the file, so that the description of a key is written only once.
 """
 
 import textwrap
@@ -32,11 +32,10 @@ classes that it contains. Change descriptions and defaults in these classes.
 _PAGE = """\
 # Configuration
 
-Every key of a training run, with its default, as in `configs/base.yaml`. The file of a run contains
-`extends: base`, a target, data, and the settings that differ from the defaults. On the
-command line, `--set key.path=value` overrides a key. Unknown keys raise an error.
+Unknown keys raise an error. A packaged file can be named without a path: `base` is this one.
 
-`make reference` generates this page.
+```yaml
+{}```
 """
 
 
@@ -48,9 +47,7 @@ def base_yaml() -> str:
 
 def config_page() -> str:
     """Return `docs/reference/config.md`."""
-    sections = [_section("", TrainSettings)]
-    sections += [_section(name, model) for name, model in _groups(TrainSettings, "")]
-    return _PAGE + "\n" + "\n\n".join(sections) + "\n"
+    return _PAGE.format(base_yaml())
 
 
 def _yaml_lines(model: type[BaseModel], indent: str) -> Iterator[str]:
@@ -78,44 +75,6 @@ def _yaml_line(name: str, field: FieldInfo, indent: str) -> str:
 def _comment(text: str, indent: str) -> Iterator[str]:
     for line in textwrap.wrap(text, _WIDTH - len(indent), break_on_hyphens=False):
         yield f"{indent}# {line}"
-
-
-def _section(name: str, model: type[BaseModel]) -> str:
-    lines = [f"## `{name}`" if name else "## Top level", ""]
-    if name:
-        lines += [_owner(name), ""]
-    lines += ["| key | default | description |", "|---|---|---|"]
-    for key, field in model.model_fields.items():
-        below = _model_of(field)
-        path = f"{name}.{key}" if name else key
-        text = _description(field).replace("|", "\\|")
-        if below is not None:
-            anchor = path.replace(".", "")  # the anchor that mkdocs gives to the heading
-            default = "`null`" if _is_null(field) else ""
-            lines.append(f"| [`{key}`](#{anchor}) | {default} | {text} |")
-        else:
-            default = "required" if field.is_required() else f"`{_yaml_value(_default(field))}`"
-            lines.append(f"| `{key}` | {default} | {text} |")
-    return "\n".join(lines)
-
-
-def _owner(path: str) -> str:
-    """Return the description of the key that holds a group."""
-    model: type[BaseModel] = TrainSettings
-    description = ""
-    for key in path.split("."):
-        field = model.model_fields[key]
-        description = _description(field)
-        model = _model_of(field) or model
-    return description
-
-
-def _groups(model: type[BaseModel], prefix: str) -> Iterator[tuple[str, type[BaseModel]]]:
-    for name, field in model.model_fields.items():
-        below = _model_of(field)
-        if below is not None:
-            yield f"{prefix}{name}", below
-            yield from _groups(below, f"{prefix}{name}.")
 
 
 def _description(field: FieldInfo) -> str:
