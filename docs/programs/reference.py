@@ -1,7 +1,7 @@
 """Program that generates `configs/base.yaml` and `docs/reference/config.md` for `make reference`.
 
-The file describes every key of a training run with the docstring of its settings field. The page shows
-the file, so that the description of a key is written only once.
+The file describes every key of a training run with the docstring of its settings field, and the
+page shows the file, so that the description of a key is written only once.
 """
 
 import textwrap
@@ -13,7 +13,6 @@ from typing import Any, Literal, Union, get_args, get_origin
 import yaml
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
-from pydantic_core import PydanticUndefined
 
 from training.config import TrainSettings
 
@@ -56,7 +55,7 @@ def _yaml_lines(model: type[BaseModel], indent: str) -> Iterator[str]:
         yield from _comment(_description(field), indent)
         if below is None:
             yield _yaml_line(name, field, indent)
-        elif _is_null(field):
+        elif field.default is None:  # the group is left out
             yield f"{indent}{name}: null"
             yield from (f"{indent}# {line}" for line in _yaml_lines(below, "  "))
         else:
@@ -69,7 +68,7 @@ def _yaml_lines(model: type[BaseModel], indent: str) -> Iterator[str]:
 def _yaml_line(name: str, field: FieldInfo, indent: str) -> str:
     if field.is_required():
         return f"{indent}# {name}:  (required in the file of a run)"
-    return f"{indent}{name}: {_yaml_value(_default(field))}"
+    return f"{indent}{name}: {_yaml_value(field.default)}"
 
 
 def _comment(text: str, indent: str) -> Iterator[str]:
@@ -99,16 +98,6 @@ def _model_of(field: FieldInfo) -> type[BaseModel] | None:
         if isinstance(part, type) and issubclass(part, BaseModel):
             return part
     return None
-
-
-def _is_null(field: FieldInfo) -> bool:
-    """Return whether the default of a group of keys is null."""
-    return not field.is_required() and field.default is None
-
-
-def _default(field: FieldInfo) -> Any:
-    default = field.default
-    return None if default is PydanticUndefined else default
 
 
 def _yaml_value(value: Any) -> str:
