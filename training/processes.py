@@ -12,18 +12,15 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path
 from types import FrameType, ModuleType
 from typing import TypeVar
 
 import torch
-from safetensors import SafetensorError
 from torch import Tensor
 from torch import distributed as dist
 
 from jakiro.errors import JakiroError, ResourceError
 from jakiro.utils.devices import Device, choose_device, is_out_of_memory
-from jakiro.utils.files import is_disk_full
 from jakiro.utils.logs import get_logger
 from jakiro.utils.wording import summary_of
 
@@ -202,13 +199,11 @@ class Interruption:
 
 
 @contextmanager
-def explain_exhaustion(run_folder: Path) -> Iterator[None]:
-    """Turn errors about a lack of memory or disk space into errors that name the remedy."""
+def explain_exhaustion() -> Iterator[None]:
+    """Turn errors about a lack of memory into an error that names the remedy."""
     try:
         yield
-    except (RuntimeError, MemoryError, OSError, SafetensorError) as error:
-        if is_disk_full(error):
-            raise _cannot_write("records of the run", run_folder, error) from error
+    except (RuntimeError, MemoryError) as error:
         if not is_out_of_memory(error):
             raise
         raise ResourceError(
@@ -236,28 +231,3 @@ def explain_lost_processes(last_step: Callable[[], int] = lambda: 0) -> Iterator
             "for example for lack of memory; the same command resumes the run from its last "
             "checkpoint",
         ) from error
-
-
-@contextmanager
-def write_from_first(what: str, folder: Path, processes: Processes) -> Iterator[bool]:
-    """Yield whether this process writes; an error in one process stops all processes."""
-    with processes.together(), explain_failed_write(what, folder):
-        yield processes.is_first
-
-
-@contextmanager
-def explain_failed_write(what: str, folder: Path) -> Iterator[None]:
-    """Turn the errors of a failed write into an error that names the folder and the remedy."""
-    try:
-        yield
-    except (OSError, RuntimeError, SafetensorError) as error:  # types differ between libraries
-        raise _cannot_write(what, folder, error) from error
-
-
-def _cannot_write(what: str, folder: Path, error: Exception) -> ResourceError:
-    return ResourceError(
-        f"cannot write {what} to {folder}",
-        expected="enough disk space and no limit on file sizes",
-        got=error,
-        remedy="free disk space and start again; the run resumes from its last checkpoint",
-    )

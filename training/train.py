@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from rich.progress import Progress
+from safetensors import SafetensorError
 from transformers import PreTrainedTokenizerBase
 
 from jakiro.errors import (
@@ -21,6 +22,7 @@ from jakiro.errors import (
     ResourceError,
 )
 from jakiro.target.checks import CausalLM
+from jakiro.utils.files import explain_failed_access
 from jakiro.utils.logs import quiet_libraries
 from jakiro.utils.settings import load_settings
 from training.config import TrainSettings
@@ -84,13 +86,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
             return EXIT_CODE_INTERRUPTED
     try:
         train(load_settings(TrainSettings, options.config, options.overrides or ()))
-    except JakiroError as error:
-        if options.debug:
+    except (JakiroError, OSError, SafetensorError) as error:
+        explained = error if isinstance(error, JakiroError) else explain_failed_access(error)
+        if explained is None or options.debug:
             raise
         # Memory may run out in only one process, or the first process may have been killed. Another
         # process must then print the error.
-        if is_first_process() or isinstance(error, ResourceError):
-            print(f"error: {' '.join(str(error).split())}", file=sys.stderr)  # noqa: T201
+        if is_first_process() or isinstance(explained, ResourceError):
+            print(f"error: {' '.join(str(explained).split())}", file=sys.stderr)  # noqa: T201
         return EXIT_CODE_BAD_INPUT
     except KeyboardInterrupt:  # the next launch resumes from the last checkpoint
         return EXIT_CODE_INTERRUPTED

@@ -4,7 +4,6 @@ Commands import their dependencies inside their bodies, so that `jakiro --help` 
 torch.
 """
 
-import errno
 import os
 import sys
 import traceback
@@ -12,6 +11,7 @@ from collections.abc import Callable, Sequence
 from typing import Annotated, Any
 
 import typer
+from safetensors import SafetensorError
 
 from jakiro import __version__
 from jakiro.cli.bench import bench
@@ -24,13 +24,8 @@ from jakiro.cli.options import Command, Group
 from jakiro.cli.output import say
 from jakiro.cli.train import ablate, init, train
 from jakiro.cli.verify import verify
-from jakiro.errors import (
-    EXIT_CODE_BAD_INPUT,
-    EXIT_CODE_INTERRUPTED,
-    JakiroError,
-    ResourceError,
-)
-from jakiro.utils.files import is_disk_full
+from jakiro.errors import EXIT_CODE_BAD_INPUT, EXIT_CODE_INTERRUPTED, JakiroError
+from jakiro.utils.files import explain_failed_access
 from jakiro.utils.packaged import missing_extra
 
 _DEBUG = "--debug"
@@ -87,7 +82,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
         # `--debug` is removed here, so that it may come before or after the name of the command.
         words_of_command = [word for word in words if word != _DEBUG]
         code = app(words_of_command or ["--help"], prog_name="jakiro", standalone_mode=False)
-    except (JakiroError, ModuleNotFoundError, OSError, typer.TyperException) as error:
+    except (
+        *(JakiroError, ModuleNotFoundError, OSError, SafetensorError, typer.TyperException),
+    ) as error:
         explained = _explainable(error)
         if explained is None:
             raise
@@ -106,16 +103,7 @@ def _explainable(error: Exception) -> JakiroError | typer.TyperException | None:
         return error
     if isinstance(error, ModuleNotFoundError):
         return missing_extra(error)
-    is_forbidden = isinstance(error, PermissionError) or getattr(error, "errno", 0) == errno.EROFS
-    if not (is_forbidden or is_disk_full(error)):
-        return None
-    return ResourceError(
-        f"cannot read or write {getattr(error, 'filename', None) or 'a file'}",
-        got=getattr(error, "strerror", None) or error,
-        remedy="change its permissions, or choose another path"
-        if is_forbidden
-        else "free disk space, and run the command again",
-    )
+    return explain_failed_access(error)
 
 
 def _explain(error: JakiroError | typer.TyperException) -> str:

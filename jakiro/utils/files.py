@@ -11,21 +11,30 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from jakiro.errors import ConfigError
+from jakiro.errors import ConfigError, ResourceError
 
 _NUMBER_IN_TEXT = re.compile(r"\(os error (\d+)\)")
+_FORBIDDEN = {errno.EACCES, errno.EPERM, errno.EROFS}
 _NO_SPACE = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 
 
-def is_disk_full(error: BaseException) -> bool:
-    """Return whether an error reports that the disk, a quota or a file has no room left.
+def explain_failed_access(error: Exception) -> ResourceError | None:
+    """Return what to do about a path that is forbidden, or has no room left; None for other errors.
 
-    Errors of safetensors, which is written in Rust, have the number in their text.
+    Errors of safetensors, which is written in Rust, have their number in the text.
     """
-    if isinstance(error, OSError):
-        return error.errno in _NO_SPACE
-    number = _NUMBER_IN_TEXT.search(str(error))
-    return number is not None and int(number[1]) in _NO_SPACE
+    in_text = _NUMBER_IN_TEXT.search(str(error))
+    number = error.errno if isinstance(error, OSError) else in_text and int(in_text[1])
+    is_forbidden = number in _FORBIDDEN
+    if not (is_forbidden or number in _NO_SPACE):
+        return None
+    return ResourceError(
+        f"cannot read or write {getattr(error, 'filename', None) or 'a file'}",
+        got=getattr(error, "strerror", None) or error,
+        remedy="change its permissions, or choose another path"
+        if is_forbidden
+        else "free disk space, and run the command again; finished work is kept",
+    )
 
 
 def write_atomically(path: Path, content: bytes | str) -> None:

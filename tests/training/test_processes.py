@@ -100,10 +100,7 @@ def test_two_processes_stop_if_a_loss_of_one_is_not_finite(workshop: Path) -> No
     assert "Traceback" not in first + second
 
 
-def test_a_failed_allocation_names_the_settings_to_lower(workshop: Path) -> None:
+def test_a_failed_allocation_names_the_settings_to_lower() -> None:
     remedy = "batch.micro_batch_size"
-    with (
-        pytest.raises(ResourceError, match=remedy),
-        explain_exhaustion(workshop),
-    ):
+    with pytest.raises(ResourceError, match=remedy), explain_exhaustion():
         torch.empty(1 << 50, dtype=torch.uint8)

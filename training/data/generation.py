@@ -128,17 +128,10 @@ class OutputFile:
         """Append a record and flush it to the disk."""
         # Values such as dates, which other formats have but JSON has not, become strings.
         line = json.dumps(record, default=str) + "\n"
-        try:
-            with self.path.open("ab") as file:
-                file.write(line.encode())
-                file.flush()
-                os.fsync(file.fileno())
-        except OSError as error:
-            raise ConfigError(
-                f"cannot write to {self.path}",
-                got=error.strerror or error,
-                remedy="free disk space, and run the command again to continue the file",
-            ) from error
+        with self.path.open("ab") as file:
+            file.write(line.encode())
+            file.flush()
+            os.fsync(file.fileno())
         self.num_records += 1
 
     def _check_or_store(self, fingerprint: Mapping[str, Any]) -> None:

@@ -19,11 +19,11 @@ from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 from transformers import PreTrainedTokenizerBase
 
-from jakiro.errors import DataError, ResourceError
+from jakiro.errors import DataError
 from jakiro.target.record import template_fingerprint, tokenizer_fingerprint
 from jakiro.utils.files import ensure_writable_folder, fingerprint, publish
 from jakiro.utils.settings import Settings
-from jakiro.utils.wording import counted, summary_of
+from jakiro.utils.wording import counted
 from training.data.documents import Document, check_vocabulary, encode_records
 from training.data.sources import Intake, Record, Source, find_sources, read_all
 
@@ -181,12 +181,6 @@ def write_tokens(
             arrays, counts = _write_arrays(ids, masks, records, intake)
             save_file(arrays, partial, {"counts": counts.model_dump_json()})
         publish(partial, path)
-    except (OSError, SafetensorError) as error:
-        raise ResourceError(
-            f"cannot write tokens to {path}",
-            got=summary_of(error),
-            remedy="free disk space, or set data.cache_folder to a folder on another disk",
-        ) from error
     finally:
         partial.unlink(missing_ok=True)
 

@@ -9,7 +9,7 @@ that a run can resume with a different number of processes or a different ZeRO s
 import json
 import shutil
 from collections.abc import Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -20,9 +20,9 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from jakiro.errors import CheckpointError, ResourceError
+from jakiro.errors import CheckpointError
 from jakiro.utils.files import publish, write_atomically
-from training.processes import Processes, import_deepspeed, write_from_first
+from training.processes import Processes, import_deepspeed
 
 WEIGHT, STEP = "weight", "step"
 # States of AdamW, the only optimizer that can be combined with ZeRO 1-3.
@@ -256,26 +256,26 @@ class Checkpoints:
 
     def save(self, engine: Any, state: RunState) -> None:
         """Write a checkpoint; an interruption leaves the earlier checkpoints unchanged."""
-        partial = self._folder / ".partial"
+        partial, is_first = self._folder / ".partial", self._processes.is_first
         try:
             kinds: list[str] = []
-            for kind, parts in gather_state(engine, is_kept=self._processes.is_first):
-                with self._writing() as writes:
-                    if writes and not kinds:
+            for kind, parts in gather_state(engine, is_kept=is_first):
+                with self._processes.together():
+                    if is_first and not kinds:
                         shutil.rmtree(partial, ignore_errors=True)
                         partial.mkdir(parents=True)
-                    if writes:
+                    if is_first:
                         save_file(parts, partial / f"{kind}{_SUFFIX}")
                 kinds.append(kind)
-            with self._writing() as writes:
-                if writes:
+            with self._processes.together():
+                if is_first:
                     facts = asdict(state) | {"scaler": scaler_state(engine), "kinds": kinds}
                     write_atomically(partial / _STATE, json.dumps(facts))
                     publish(partial, self._folder / f"{_STEP_PREFIX}{state.step:08d}")
                     self._prune()
-        except ResourceError:
-            shutil.rmtree(partial, ignore_errors=True)
-            raise
+        finally:
+            if is_first:  # as after an error
+                shutil.rmtree(partial, ignore_errors=True)
 
     def restore(self, engine: Any) -> RunState:
         """Load the latest checkpoint, if any, and return the progress of the run.
@@ -305,9 +305,6 @@ class Checkpoints:
             shutil.rmtree(removed, ignore_errors=True)
             folder.rename(removed)  # so that a partly removed folder does not look complete
         shutil.rmtree(removed, ignore_errors=True)
-
-    def _writing(self) -> AbstractContextManager[bool]:
-        return write_from_first("a checkpoint", self._folder, self._processes)
 
 
 @contextmanager

@@ -21,7 +21,7 @@ from training.data.sources import is_local
 from training.evaluation import summary_of
 from training.loop.checkpoint import RunState
 from training.loop.run_folder import RunFolder, record_of
-from training.processes import Processes, write_from_first
+from training.processes import Processes
 from training.setup.adapters import save_adapters
 from training.setup.preparation import RunInputs
 
@@ -56,8 +56,8 @@ class Exporter:
             return
         drafter.config.record = self._record(evaluation, state)
         adapted = None if self._settings.lora is None else as_trained()
-        with write_from_first("a drafter", self._folder.path, self._processes) as is_writing:
-            if is_writing:
+        with self._processes.together():
+            if self._processes.is_first:
                 self._replace_best(self._save(drafter, adapted))
 
     def finish(
@@ -73,8 +73,8 @@ class Exporter:
         drafter and `finish_with_best` is set. Otherwise, it is the last drafter.
         """
         drafter.config.record = self._record(evaluation, state)
-        with write_from_first("a drafter", self._folder.path, self._processes) as is_writing:
-            if not is_writing:
+        with self._processes.together():
+            if not self._processes.is_first:
                 return
             if self._finishes_with_best(state):
                 partial = shutil.copytree(self._folder.best, self._new_partial())

@@ -78,7 +78,7 @@ class Run:
             else:
                 shown = ProgressDisplay(*COLUMNS_WITH_RATE, is_shown=self._processes.is_first)
                 with (
-                    explain_exhaustion(self._settings.run_folder),
+                    explain_exhaustion(),
                     nullcontext(progress) if progress else shown as bar,
                 ):
                     self._train(bar)

@@ -16,7 +16,6 @@ from jakiro.utils.logs import get_logger
 from jakiro.utils.provenance import write_provenance
 from jakiro.utils.settings import flattened
 from training.config import TrainSettings
-from training.processes import explain_failed_write
 
 _logger = get_logger(__name__)
 
@@ -171,9 +170,8 @@ class RunFolder:
             self._reopen()
         elif self._record.exists() and self.holds_work:
             return
-        with explain_failed_write("the settings of the run", self.path):
-            write_provenance(self.path, settings)
-            write_atomically(self._record, json.dumps(run_fingerprint(settings, facts), indent=2))
+        write_provenance(self.path, settings)
+        write_atomically(self._record, json.dumps(run_fingerprint(settings, facts), indent=2))
 
     def _is_continued(self, settings: TrainSettings, facts: Mapping[str, str]) -> bool:
         """Return whether this run adds steps to the recorded run, which has a checkpoint."""

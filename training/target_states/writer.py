@@ -11,15 +11,14 @@ from pathlib import Path
 import numpy as np
 import torch
 from filelock import FileLock, Timeout
-from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import Tensor
 
-from jakiro.errors import CheckpointError, ConfigError
+from jakiro.errors import ConfigError
 from jakiro.utils.files import checksum, ensure_writable_folder
 from jakiro.utils.logs import get_logger
 from jakiro.utils.pretrained import TORCH_DTYPES
-from jakiro.utils.wording import counted, summary_of
+from jakiro.utils.wording import counted
 from training.data.packing import collate
 from training.loss.batch import Batch, Normalizers, read_batch
 from training.loss.heads import normalizers_of
@@ -175,12 +174,6 @@ class TargetStateWriter:
                 os.fsync(file.fileno())
             sha256, num_bytes = checksum(partial), partial.stat().st_size
             partial.replace(final)
-        except (OSError, SafetensorError) as error:
-            raise CheckpointError(
-                f"cannot write {final}",
-                got=summary_of(error),
-                remedy="free disk space and run the command again; finished shards are kept",
-            ) from error
         finally:
             partial.unlink(missing_ok=True)
         shard = Shard(

@@ -10,8 +10,8 @@ from jakiro.errors import ConfigError
 from jakiro.utils.files import (
     ensure_new_file,
     ensure_writable_folder,
+    explain_failed_access,
     fingerprint,
-    is_disk_full,
     publish,
     write_atomically,
 )
@@ -73,10 +73,13 @@ def test_a_new_file_replaces_nothing_not_even_a_link_to_nothing(tmp_path: Path) 
     ensure_new_file(tmp_path / "new", "a drafter")
 
 
-def test_a_full_disk_is_recognized_in_the_errors_of_libraries() -> None:
+def test_full_disks_and_forbidden_paths_are_recognized_in_the_errors_of_libraries() -> None:
     with pytest.raises(OSError, match="No space") as python:
         Path("/dev/full").write_text("content")
-    assert is_disk_full(python.value)
-    assert is_disk_full(SafetensorError("I/O error: No space left on device (os error 28)"))
-    assert not is_disk_full(SafetensorError("I/O error: No such file or directory (os error 2)"))
-    assert not is_disk_full(ValueError("28"))
+    rust = (SafetensorError(f"I/O error: text (os error {number})") for number in (28, 13, 2))
+    errors = (python.value, *rust, PermissionError(13, "Denied", "a"), ValueError("28"))
+    explained = [str(explain_failed_access(error)) for error in errors]
+    remedies = ["free disk space" in text or "permissions" in text for text in explained]
+    assert remedies == [True, True, True, False, True, False]
+    assert "free disk space" in explained[1]
+    assert "cannot read or write a;" in explained[4]
