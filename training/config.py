@@ -109,10 +109,6 @@ class EvaluationSettings(Settings):
     """Number of steps between evaluations; the first evaluation precedes the first step. auto: a
     tenth of the steps, but rarely enough that most of the time is training; null if there is
     nothing to measure, or the run is too short. null: evaluate only at the end."""
-    patience: int | None = Field(None, ge=1)
-    """Number of successive evaluations without improvement after which the run ends early; null:
-    take all steps. An improvement is a higher tau_probabilistic on held-out data than in all
-    earlier evaluations or, without held-out data, a higher tau."""
     prompts: Path | None = None
     """Prompt file in the format of `jakiro bench`, or a file of text records; only the first turn
     of a dialogue is answered. null: use the beginnings of held-out records as prompts."""

@@ -178,12 +178,6 @@ class MainFigures(Settings):
     seconds_per_draft: float
 
 
-class CategoryFigures(MainFigures):
-    """The main figures of a method over the prompts of one category."""
-
-    prompts: int
-
-
 class MethodFigures(MainFigures):
     """Figures of a method at a temperature.
 
@@ -210,7 +204,6 @@ class MethodFigures(MainFigures):
     conditional_acceptance_rate: tuple[float, ...] = ()
     seconds: Seconds
     seconds_to_first_token: float
-    categories: dict[str, CategoryFigures] = Field(default_factory=dict)
     samples: tuple[Sample, ...]
 
 
@@ -241,8 +234,8 @@ class ComparisonDocument(Settings):
 
 
 def read_document(path: Path) -> ComparisonDocument:
-    """Return the document in a file that `jakiro bench --json` wrote."""
-    return ComparisonDocument.model_validate_json(path.read_bytes())
+    """Return the document in a file that `jakiro bench --json` wrote, also an earlier version."""
+    return ComparisonDocument.model_validate_json(path.read_bytes(), extra="ignore")
 
 
 def device_name(device: torch.device) -> str:

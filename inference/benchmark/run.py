@@ -4,7 +4,6 @@ Intervals are computed over groups of prompts that are decoded together. At batc
 is a single prompt.
 """
 
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from itertools import chain, zip_longest
 from pathlib import Path
@@ -12,7 +11,6 @@ from statistics import median
 from typing import Any
 
 from inference.benchmark.document import (
-    CategoryFigures,
     ComparisonDocument,
     MethodFigures,
     Sample,
@@ -187,7 +185,6 @@ def _figures_of(
         conditional_acceptance_rate=tuple(stats.conditional_acceptance_rate),
         seconds=Seconds.of(samples),
         seconds_to_first_token=median(one.seconds_to_first_token for one in samples),
-        categories=_categories(samples, baseline),
         samples=tuple(samples),
     )
 
@@ -212,22 +209,3 @@ def _tau(samples: Sequence[Sample]) -> Ratio:
     if not rate.top.sum() or not rate.bottom.sum():  # prefill has delivered all tokens
         return Ratio(value=1.0, low=1.0, high=1.0, by_seed=(1.0,))
     return product([(1.0, rate)])
-
-
-def _categories(
-    samples: Sequence[Sample], baseline: Sequence[Sample]
-) -> dict[str, CategoryFigures]:
-    sizes = Counter(
-        sample.category for sample in {sample.prompt: sample for sample in samples}.values()
-    )
-    if len(sizes) < 2:
-        return {}
-    return {
-        name: CategoryFigures(
-            prompts=size,
-            **_main_figures(
-                *([one for one in of if one.category == name] for of in (samples, baseline))
-            ),
-        )
-        for name, size in sorted(sizes.items())
-    }

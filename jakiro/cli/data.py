@@ -54,8 +54,6 @@ class StateSettings(Settings):
 
     out: Path
     """Folder to write; for training, set target_states.folder to this folder."""
-    check: bool = False
-    """Read finished shards again, and replace damaged ones."""
 
 
 class TrigramSettings(Settings):
@@ -147,8 +145,6 @@ def states(*, run: RunSettings, writing: StateSettings) -> None:
     device = choose_device(settings.engine.device)
     inputs = prepare(settings)
     states = TargetStateWriter(inputs, writing.out)
-    if writing.check and (damaged := states.drop_damaged()):
-        typer.echo(f"damaged: {', '.join(damaged)}")
     typer.echo(str(states))
     move_target(inputs.target, device, needs_layers=True)
     with ProgressDisplay() as bar:

@@ -3,7 +3,6 @@
 from collections.abc import Sequence
 
 from inference.benchmark.document import (
-    CategoryFigures,
     ComparisonDocument,
     Environment,
     MethodFigures,
@@ -92,7 +91,6 @@ def _figures(
         conditional_acceptance_rate=(0.7, 0.6, 0.5) if drafts else (),
         seconds=Seconds(prefill=1, draft=2 * drafts, verify=8, commit=0.5, other=0.7),
         seconds_to_first_token=0.0412,
-        categories={one: CategoryFigures(prompts=prompts, **main) for one in categories},
         samples=tuple(
             Sample(
                 prompt=f"{number:08x}",

@@ -9,10 +9,9 @@ TEXT = "def main(argument):\n    return argument + 1\n\nprint(main(41), 'naïve'
 
 
 class SlowTokenizer(PreTrainedTokenizer):
-    """A tokenizer in Python, without offsets, whose tokens are groups of characters."""
+    """A tokenizer in Python, without offsets, whose tokens are characters."""
 
-    def __init__(self, chat_template: str | None = None, group: int = 1) -> None:
-        self._group = group
+    def __init__(self, chat_template: str | None = None) -> None:
         self._tokens: list[str] = ["</s>"]
         super().__init__(eos_token="</s>", chat_template=chat_template)
 
@@ -26,7 +25,7 @@ class SlowTokenizer(PreTrainedTokenizer):
         return {token: number for number, token in enumerate(self._tokens)}
 
     def _tokenize(self, text: str, **_: object) -> list[str]:
-        return [text[n : n + self._group] for n in range(0, len(text), self._group)]
+        return list(text)
 
     def _convert_token_to_id(self, token: str) -> int:
         if token not in self._tokens:

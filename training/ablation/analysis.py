@@ -39,15 +39,9 @@ _EXPONENTS = {
 _Rates = Mapping[str, Rate]  # of each method, over all seeds and prompts
 
 _COLUMNS = ("arm", "tau", "tau / base", "tokens/s / base", "draft ms")
-_EXPERT_COLUMNS = ("arm", "top-4 overlap", "router entropy", "load entropy")
 _LEGEND = (
     "tau: tokens per forward pass of the target. Ratios have 95% intervals, paired over prompts "
     "and seeds; an asterisk marks a ratio of tau unless it includes 1. draft ms: per forward pass."
-)
-_EXPERT_LEGEND = (
-    "Top-4 overlap: fraction of the four most likely tokens that two experts have in common. "
-    "Router entropy: mean entropy of the experts' weights at a position. Load entropy: entropy of "
-    "the experts' mean weights. Entropies are in nats."
 )
 
 
@@ -107,18 +101,6 @@ class TwoByTwo(Settings):
         return f"tau with / without, at T = {self.temperature:g}: {', '.join(effects)}."
 
 
-class ArmExperts(Settings):
-    """Diversity of an arm's experts on validation data, averaged over seeds.
-
-    `training.evaluation.Diversity` explains the figures.
-    """
-
-    arm: str
-    top_overlap: float | None
-    router_entropy: float
-    load_entropy: float
-
-
 class StudyResults(Settings):
     """All results of a study.
 
@@ -132,7 +114,6 @@ class StudyResults(Settings):
     note: str
     rows: tuple[ArmRow, ...]
     interactions: tuple[TwoByTwo, ...] = ()
-    experts: tuple[ArmExperts, ...] = ()
 
 
 def find_cells(arms: Mapping[str, TrainSettings]) -> dict[str, str] | None:
@@ -212,7 +193,6 @@ def analyse(documents: Mapping[int, ComparisonDocument], arms: Sequence[Arm]) ->
         note=_note(len(documents), len(prompts), rows),
         rows=tuple(rows),
         interactions=tuple(interactions),
-        experts=tuple(filter(None, map(_diversity, arms))),
     )
 
 
@@ -247,21 +227,6 @@ def _row(
     )
 
 
-def _diversity(arm: Arm) -> ArmExperts | None:
-    """Return the diversity of an arm's experts; None if it was not measured."""
-    names = ("top_overlap", "router_entropy", "load_entropy")
-    measured = [one["experts"] for one in arm.evaluations if "experts" in one]
-    if not measured:
-        return None
-    overlaps, router, load = ([seed[name] for seed in measured] for name in names)
-    return ArmExperts(
-        arm=arm.name,
-        top_overlap=None if None in overlaps else fmean(overlaps),
-        router_entropy=fmean(router),
-        load_entropy=fmean(load),
-    )
-
-
 def _note(num_seeds: int, num_prompts: int, rows: Sequence[ArmRow]) -> str:
     if all(row.tau == 1 for row in rows):
         return "No arm accepted a draft, so this study says nothing; train longer."
@@ -280,25 +245,16 @@ def _note(num_seeds: int, num_prompts: int, rows: Sequence[ArmRow]) -> str:
 
 
 def render(results: StudyResults) -> Iterator[Table | str]:
-    """Yield a table for each temperature, remarks, and a table of the experts."""
+    """Yield a table for each temperature, and remarks."""
     for temperature in dict.fromkeys(row.temperature for row in results.rows):
         rows = [row for row in results.rows if row.temperature == temperature]
         yield table_of(f"T = {temperature:g}", _COLUMNS, map(_cells, rows))
     yield _LEGEND
     yield results.note
     yield from map(str, results.interactions)
-    if results.experts:
-        rows_of_experts = map(_expert_cells, results.experts)
-        yield table_of("experts on validation data", _EXPERT_COLUMNS, rows_of_experts)
-        yield _EXPERT_LEGEND
 
 
 def _cells(row: ArmRow) -> list[str]:
     tau = row.tau_ratio.shown(3) + " *" * row.tau_ratio.is_resolved
     ratios = ["1", "1"] if row.arm == BASE else [tau, row.speed_ratio.shown(2)]
     return [row.arm, f"{row.tau:.2f}", *ratios, f"{row.seconds_per_draft * 1e3:.2f}"]
-
-
-def _expert_cells(arm: ArmExperts) -> list[str]:
-    overlap = "-" if arm.top_overlap is None else f"{arm.top_overlap:.3f}"
-    return [arm.arm, overlap, f"{arm.router_entropy:.3f}", f"{arm.load_entropy:.3f}"]

@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 from transformers import PreTrainedTokenizerBase
 
+from jakiro.errors import DataError
 from training.data.rendering import CUT, SYSTEM, Rendered, chat_of, render_chat
 from training.data.sources import Intake, Record, RecordError
 
@@ -162,10 +163,12 @@ def _read(
         else:
             chat = chat_of(record, key)
             intake.num_unlearned += chat.num_unlearned
-            rendered = render_chat(tokenizer, chat) if chat.answers else []
-            parts = [*rendered]
-            if not getattr(tokenizer, "is_fast", False):  # it reports no offsets of tokens
-                parts = [_encode_prefixes(tokenizer, text, record.location) for text in rendered]
+            if not tokenizer.is_fast:
+                raise DataError(
+                    "conversations need a fast tokenizer, which tells where its tokens begin",
+                    remedy="add the target's tokenizer.json, or provide input_ids with loss_mask",
+                )
+            parts = [*render_chat(tokenizer, chat)] if chat.answers else []
         yield record, parts
 
 
@@ -204,26 +207,3 @@ def _encode_chats(
         starts = np.array([begin for begin, _ in offsets])
         inside = [(starts >= begin) & (starts < end) for begin, end in chat.responses]
         yield Document(np.array(ids, np.int32), np.any(inside, axis=0))
-
-
-def _encode_prefixes(tokenizer: PreTrainedTokenizerBase, chat: Rendered, location: str) -> Document:
-    """Return the document of a conversation by encoding the text up to each border of a response.
-
-    The tokenizer need not report offsets.
-    """
-    texts = [chat.text, *(chat.text[:border] for span in chat.responses for border in span)]
-    encoded = tokenizer(texts, add_special_tokens=False, verbose=False)["input_ids"]
-    ids, *prefixes = map(list, encoded)
-    if any(ids[: len(prefix)] != prefix for prefix in prefixes):
-        raise RecordError(
-            f"cannot determine which tokens of {location} belong to responses",
-            expected="a tokenizer that reports the offsets of its tokens, or whose tokens never "
-            "span the beginning or end of a response",
-            got=type(tokenizer).__name__,
-            remedy="put the tokenizer.json of a fast tokenizer into the target's folder, or "
-            "provide the records as input_ids with loss_mask",
-        )
-    is_response = np.zeros(len(ids), np.bool_)
-    for begin, end in zip(prefixes[::2], prefixes[1::2], strict=True):
-        is_response[len(begin) : len(end)] = True
-    return Document(np.array(ids, np.int32), is_response)

@@ -46,7 +46,6 @@ class RunState:
     Attributes:
         tokens: number of tokens read, without padding.
         best_step: number of optimizer steps before the evaluation with that value.
-        num_without_gain: number of evaluations after that one, none of which was better.
     """
 
     step: int = 0
@@ -56,7 +55,6 @@ class RunState:
     best_metric: str | None = None
     best_value: float | None = None
     best_step: int | None = None
-    num_without_gain: int = 0
 
     def add_score(self, metric: str, value: float) -> bool:
         """Record the result of an evaluation at this step; return whether it is the best so far.
@@ -65,11 +63,7 @@ class RunState:
         """
         if metric != self.best_metric or self.best_value is None or value > self.best_value:
             self.best_metric, self.best_value, self.best_step = metric, value, self.step
-            self.num_without_gain = 0
             return True
-        # A resumed run may repeat evaluations that precede the best one.
-        if self.best_step is not None and self.step > self.best_step:
-            self.num_without_gain += 1
         return False
 
     def add_kept(self, kept: Mapping[str, Any] | None) -> None:
@@ -80,7 +74,7 @@ class RunState:
         if is_same and kept["best_value"] <= self.best_value:
             return
         self.best_metric, self.best_value = kept["best_metric"], kept["best_value"]
-        self.best_step, self.num_without_gain = kept["best_step"], 0
+        self.best_step = kept["best_step"]
 
 
 def gather_state(engine: Any, is_kept: bool) -> Iterator[tuple[str, dict[str, Tensor]]]:

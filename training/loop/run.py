@@ -14,7 +14,6 @@ from jakiro.drafter import JakiroDrafter
 from jakiro.utils.logs import get_logger
 from jakiro.utils.pretrained import TORCH_DTYPES
 from jakiro.utils.progress import COLUMNS_WITH_RATE, ProgressDisplay
-from jakiro.utils.wording import counted
 from training.config import anchor_rule
 from training.data.sampler import Sampler
 from training.evaluation import Evaluation, score_of, summary_of
@@ -110,8 +109,8 @@ class Run:
         self._evaluation = Evaluation(self._inputs, reader, self._processes)
         try:
             with self._interruption.receive():
-                stopped = self._take_steps(progress)
-            drafter, metrics = stopped or self._evaluate()
+                self._take_steps(progress)
+            drafter, metrics = self._evaluate()
             end = self._state_now()
             self._exporter.finish(drafter, trainer.copy_as_trained(), metrics, end)
         finally:
@@ -148,11 +147,8 @@ class Run:
             narrow_steps=round(self._settings.batch.curriculum_fraction * self._num_steps),
         )
 
-    def _take_steps(self, progress: Progress) -> tuple[JakiroDrafter, dict[str, Any]] | None:
-        """Take the remaining steps.
-
-        If evaluations end the run early, return the last drafter with its metrics, otherwise None.
-        """
+    def _take_steps(self, progress: Progress) -> None:
+        """Take the remaining steps."""
         settings, checkpoints = self._settings, self._checkpoints
         self._begin()
         state = self._state
@@ -162,15 +158,12 @@ class Run:
             total = round(state.step / self._share_done)
             progress.update(task, completed=state.step, total=total, **self._labels())
             if self._is_due(self._evaluation_interval) and not self._is_over:
-                evaluated = self._evaluate()
-                if self._has_stalled:
-                    return evaluated
+                self._evaluate()
             writes = settings.checkpoint.every is not None
             if self._is_due(settings.checkpoint.every) or (writes and self._is_interrupted):
                 checkpoints.save(self._trainer.engine, state)
             if self._is_interrupted and not self._is_over:
                 self._end_interrupted(is_saved=writes)
-        return None
 
     def _end_interrupted(self, *, is_saved: bool) -> NoReturn:
         """End the run after a signal, and log whether its state was saved."""
@@ -208,18 +201,6 @@ class Run:
             self._metrics = MetricsLog(self._folder.path, state.step)
         if every is not None and not state.step:
             self._evaluate()
-
-    @property
-    def _has_stalled(self) -> bool:
-        """Whether the run ends early, because the last evaluations showed no improvement."""
-        patience = self._settings.evaluation.patience
-        if patience is None or self._state.num_without_gain < patience:
-            return False
-        _logger.info(
-            f"the run ends after {self._state.step} steps, because of "
-            f"{counted(patience, 'evaluation')} in a row without improvement (evaluation.patience)"
-        )
-        return True
 
     def _take_step(self) -> None:
         started, state, trainer = perf_counter(), self._state, self._trainer

@@ -121,7 +121,6 @@ class Shard(Settings):
     first_sequence: int
     num_sequences: int
     num_bytes: int
-    sha256: str
 
 
 class TargetStateIndex(Settings):
@@ -181,7 +180,8 @@ class TargetStateIndex(Settings):
 def read_index(folder: Path) -> TargetStateIndex | None:
     """Return the index of a folder, or None if the folder has no index."""
     try:
-        return TargetStateIndex.model_validate_json((folder / INDEX).read_bytes())
+        content = (folder / INDEX).read_bytes()
+        return TargetStateIndex.model_validate_json(content, extra="ignore")
     except FileNotFoundError:
         return None
     except (OSError, ValidationError) as error:

@@ -181,7 +181,7 @@ def open_target_states(inputs: RunInputs) -> TargetStateStore | None:
     """Return the target states that a run reads, or None if the target runs during training.
 
     If the source is "available", and the folder lacks states that the drafter reads, the target
-    runs. The sizes of all shards are checked; `jakiro prepare states --check` checks their bytes.
+    runs. The sizes of all shards are checked.
     """
     settings = inputs.settings.target_states
     if settings.source == "online" or settings.folder is None:
@@ -227,5 +227,5 @@ def _unusable(folder: Path, got: str) -> CheckpointError:
     return CheckpointError(
         f"the target states in {folder} are incomplete or damaged",
         got=got,
-        remedy="run `jakiro prepare states --check` with this configuration and folder",
+        remedy="run `jakiro prepare states` with this configuration and folder",
     )

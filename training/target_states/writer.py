@@ -5,7 +5,7 @@ writing. After an interruption, the next run of `jakiro prepare states` writes t
 """
 
 import os
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -15,7 +15,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from jakiro.errors import ConfigError
-from jakiro.utils.files import checksum, ensure_writable_folder
+from jakiro.utils.files import ensure_writable_folder
 from jakiro.utils.logs import get_logger
 from jakiro.utils.pretrained import TORCH_DTYPES
 from jakiro.utils.wording import counted
@@ -97,31 +97,17 @@ class TargetStateWriter:
                 continue
         return not self._unfinished()
 
-    def drop_damaged(self) -> list[str]:
-        """Remove damaged shards from the index, and return the names of their files."""
-        damaged = [
-            shard
-            for shard in self.index.shards
-            if not is_whole(self.folder, shard)
-            or checksum(self.folder / shard.file) != shard.sha256
-        ]
-        self._change_shards(removed=damaged)
-        return [shard.file for shard in damaged]
-
     def _unfinished(self) -> list[int]:
         """Return the numbers of the shards that are currently missing or incomplete."""
         index = self.index = read_index(self.folder) or self.index
         whole = {shard.first_sequence for shard in index.shards if is_whole(self.folder, shard)}
         return [n for n in range(index.num_shards) if index.sequences_of(n).start not in whole]
 
-    def _change_shards(
-        self, removed: Collection[Shard] = (), added: Collection[Shard] = ()
-    ) -> None:
-        """Change the list of shards; an added shard replaces one of the same sequences."""
+    def _add(self, shard: Shard) -> None:
+        """Add a shard to the index; it replaces one of the same sequences."""
         with self._lock("index"):
             index = read_index(self.folder) or self.index
-            shards = {shard.first_sequence: shard for shard in index.shards if shard not in removed}
-            shards |= {shard.first_sequence: shard for shard in added}
+            shards = {one.first_sequence: one for one in (*index.shards, shard)}
             ordered = tuple(shards[first] for first in sorted(shards))
             self.index = index.model_copy(update={"shards": ordered})
             self.index.write(self.folder)
@@ -172,18 +158,14 @@ class TargetStateWriter:
             save_file(parts, partial)
             with partial.open("rb") as file:
                 os.fsync(file.fileno())
-            sha256, num_bytes = checksum(partial), partial.stat().st_size
+            num_bytes = partial.stat().st_size
             partial.replace(final)
         finally:
             partial.unlink(missing_ok=True)
-        shard = Shard(
-            file=final.name,
-            first_sequence=sequences.start,
-            num_sequences=len(sequences),
-            num_bytes=num_bytes,
-            sha256=sha256,
+        first, count = sequences.start, len(sequences)
+        self._add(
+            Shard(file=final.name, first_sequence=first, num_sequences=count, num_bytes=num_bytes)
         )
-        self._change_shards(added=[shard])
 
     @torch.no_grad()
     def _read(self, sequences: range, advance: Advance) -> dict[str, Tensor]:

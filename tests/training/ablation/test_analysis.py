@@ -1,7 +1,6 @@
 """The results of studies with known effects, and their table."""
 
 import math
-from dataclasses import replace
 from io import StringIO
 
 import numpy as np
@@ -17,7 +16,6 @@ from training.ablation.analysis import (
     render,
     two_by_two,
 )
-from training.ablation.arms import Arm
 
 
 def test_an_arm_that_is_better_by_a_tenth_is_found() -> None:
@@ -124,23 +122,3 @@ def test_a_terminal_of_80_columns_shows_each_arm_on_a_line() -> None:
         assert f"{row.arm} {row.tau:.2f} {ratios} 2.00" in lines
     assert results.note in " ".join(text.split())
     assert "overlap" not in text
-
-
-def test_experts_have_a_table_where_they_were_measured() -> None:
-    entropies = {"router_entropy": 0.5, "load_entropy": 0.6, "mean_gate": [0.5, 0.5]}
-
-    def with_experts(name: str, *overlaps: float | None) -> Arm:
-        records = [
-            {"training": {"tokens": 1}, "evaluation": {"experts": {"top_overlap": x, **entropies}}}
-            for x in overlaps
-        ]
-        return replace(made_up_arm(name), records=tuple(records))
-
-    arms = [with_experts("base", 0.25, 0.75), with_experts("sum", None), made_up_arm("older")]
-    results = analyse(made_up_documents({arm.name: 0.0 for arm in arms}), arms)
-    assert [experts.arm for experts in results.experts] == ["base", "sum"]
-    assert results.experts[0].top_overlap == 0.5
-    lines = [line.split() for line in _printed(results).splitlines()]
-    assert ["base", "0.500", "0.500", "0.600"] in lines
-    assert ["sum", "-", "0.500", "0.600"] in lines
-    assert StudyResults.model_validate_json(results.model_dump_json()) == results

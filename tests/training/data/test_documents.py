@@ -57,22 +57,11 @@ def test_only_the_turns_of_the_assistant_with_their_ends_are_responses() -> None
     assert document.token_ids.tolist() == expected
 
 
-def test_a_tokenizer_without_offsets_finds_the_same_responses() -> None:
+def test_conversations_need_a_tokenizer_that_reports_offsets() -> None:
     tokenizer = SlowTokenizer(CHAT_TEMPLATE)
-    (document,) = encode(tokenizer, {"messages": CHAT})
-    assert responses(tokenizer, document) == ["It is 2.</s>", "That is 4.</s>"]
-    expected = tokenizer.apply_chat_template(CHAT, tokenize=False)
-    assert tokenizer.decode(document.token_ids.tolist()) == expected
-
-
-def test_a_token_across_the_border_of_a_response_is_a_fault_of_its_record() -> None:
-    tokenizer = SlowTokenizer(CHAT_TEMPLATE, group=8)
-    with pytest.raises(DataError, match="which tokens of file:1 "):
+    with pytest.raises(DataError, match="need a fast tokenizer"):
         encode(tokenizer, {"messages": CHAT})
     assert len(encode(tokenizer, {"text": TEXTS[0]})) == 1
-    intake = Intake(is_skipping=True)
-    assert not encode(tokenizer, {"messages": CHAT}, intake=intake)
-    assert intake.num_skipped == 1
 
 
 @pytest.mark.parametrize(

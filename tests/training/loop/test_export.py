@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 from helpers.models import tiny_llama, tiny_settings
-from helpers.training import read_evaluations, tiny_run
+from helpers.training import tiny_run
 from huggingface_hub import ModelCard
 from safetensors.torch import load_file
 
@@ -83,18 +83,6 @@ def test_a_run_ends_with_the_drafter_of_the_highest_held_out_agreement(
         assert f"{best} {agreements[expected]:.1%}, {tau})" in last
         kept = (settings.run_folder / "best" / "model.safetensors").read_bytes()
         assert (settings.run_folder / "drafter" / "model.safetensors").read_bytes() == kept
-
-
-@pytest.mark.parametrize(("patience", "expected"), [(1, [0, 1, 2]), (2, [0, 1, 2, 3, 4, 5])])
-def test_a_run_ends_early_after_evaluations_without_improvement(
-    workshop: Path, monkeypatch: pytest.MonkeyPatch, patience: int, expected: list[int]
-) -> None:
-    _measure(monkeypatch, 0.1, 0.2, 0.2, 0.3, 0.1, 0.2, 0.4, 0.1)
-    evaluation = EVERY_STEP | {"patience": patience}
-    settings = tiny_run(workshop, steps=7, evaluation=evaluation, checkpoint={"every": 1})
-    train(settings)
-    found = read_evaluations(settings.run_folder)
-    assert [step for step, _ in found] == expected
 
 
 def test_a_run_that_ends_early_with_adapters_keeps_those_of_its_best_drafter(
