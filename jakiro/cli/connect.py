@@ -4,11 +4,11 @@ import os
 import shutil
 import sys
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 from pydantic import Field
-from rich.cells import cell_len
+from rich.cells import chop_cells
 
 from jakiro.cli import options
 from jakiro.cli.decode import prompt_text
@@ -25,7 +25,6 @@ if TYPE_CHECKING:
 _UNVERIFIED = "the end of the text is not verified"
 _PATIENCE = {"wait": 60.0, "stop": 10.0, "write": 60.0}  # seconds
 _FAINT, _NORMAL = "\x1b[2;4m", "\x1b[0m"  # faint and underlined
-_TAB = 8  # number of columns from one tab stop to the next
 
 
 class ConnectSettings(Settings):
@@ -198,24 +197,6 @@ def _write(text: str) -> None:
     typer.echo(text, nl=False, color=True)
 
 
-class _Cursor(NamedTuple):
-    row: int
-    column: int
-
-    def after(self, text: str, width: int) -> "_Cursor":
-        """Return where the cursor is after a text; a full row wraps at its next character."""
-        row, column = self
-        for char in text:
-            if char == "\n":
-                row, column = row + 1, 0
-                continue
-            cells = _TAB - column % _TAB if char == "\t" else cell_len(char)
-            if column + cells > width:
-                row, column = row + 1, 0
-            column = min(column + cells, width)
-        return _Cursor(row, column)
-
-
 class ProvisionalDisplay:
     """Writes verified text, and after it provisional text, which verified text replaces.
 
@@ -232,45 +213,35 @@ class ProvisionalDisplay:
         self._write = write
         self._is_terminal = is_terminal
         self._size = size
-        self._verified = _Cursor(0, 0)  # end of the verified text
-        self._end = self._verified  # end of all text
+        self._line = ""  # verified text of the last line
+        self._provisional = ""  # text after it
 
     def verified(self, text: str) -> None:
         """Write text that stays, in place of all provisional text."""
-        self._erase()
+        if self.has_provisional:
+            self._erase()
         self._write(text)
-        self._verified = self._end = self._verified.after(text, self._width)
+        self._line = (self._line + text).rpartition("\n")[2]
 
     def provisional(self, text: str) -> None:
         """Write text that may be replaced."""
         if self._is_terminal and text:
             self._write(f"{_FAINT}{text}{_NORMAL}")
-            self._end = self._end.after(text, self._width)
+            self._provisional += text
 
     @property
     def has_provisional(self) -> bool:
         """Whether there is provisional text at the end."""
-        return self._end != self._verified
-
-    @property
-    def _width(self) -> int:
-        return max(self._terminal.columns, 1)
-
-    @property
-    def _terminal(self) -> os.terminal_size:
-        return self._size or shutil.get_terminal_size()
+        return bool(self._provisional)
 
     def _erase(self) -> None:
-        """Erase the provisional text, or begin a new line if its beginning has left the screen."""
-        if not self.has_provisional:
-            return
-        begin = self._verified
-        if begin.column == self._width:
-            begin = _Cursor(begin.row + 1, 0)
-        up = self._end.row - begin.row
-        if up >= self._terminal.lines:
+        """Go back to the verified text, or begin a new line if it has left the screen."""
+        columns, num_rows = self._size or shutil.get_terminal_size()
+        lines = (self._line + self._provisional).expandtabs().split("\n")
+        up = sum(max(len(chop_cells(line, columns)), 1) for line in lines) - 1
+        if up >= num_rows:
+            self._line = ""
             self._write("\n")
-            self._verified = _Cursor(0, 0)
-            return
-        self._write("\r" + (f"\x1b[{up}A" if up else ""))
-        self._write((f"\x1b[{begin.column}C" if begin.column else "") + "\x1b[J")
+        else:
+            self._write("\r" + (f"\x1b[{up}A" if up else "") + f"\x1b[J{self._line}")
+        self._provisional = ""
