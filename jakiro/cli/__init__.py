@@ -20,7 +20,6 @@ from jakiro.cli.connect import connect
 from jakiro.cli.data import prepare, regenerate, synthesize
 from jakiro.cli.decode import demo, fetch, generate, serve
 from jakiro.cli.exchange import export_drafter, import_drafter
-from jakiro.cli.options import Command, Group
 from jakiro.cli.output import say
 from jakiro.cli.train import ablate, init, train
 from jakiro.cli.verify import verify
@@ -48,7 +47,7 @@ _COMMANDS: dict[str, dict[str, Callable[..., None]]] = {
 if "OMP_WAIT_POLICY" not in os.environ:
     os.environ.setdefault("GOMP_SPINCOUNT", "100000")
 
-app = typer.Typer(name="jakiro", cls=Group, add_completion=False, pretty_exceptions_enable=False)
+app = typer.Typer(name="jakiro", add_completion=False, pretty_exceptions_enable=False)
 
 
 def _use_huge_pages() -> None:
@@ -135,7 +134,5 @@ def _options(
 
 for _panel, _commands in _COMMANDS.items():
     for _name, _command in _commands.items():
-        app.command(_name, cls=Command, rich_help_panel=_panel)(_command)
-app.add_typer(prepare, cls=Group, rich_help_panel="Data")
-for _registered in prepare.registered_commands:
-    _registered.cls = Command
+        app.command(_name, rich_help_panel=_panel)(_command)
+app.add_typer(prepare, rich_help_panel="Data")

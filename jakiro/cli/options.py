@@ -9,7 +9,6 @@ from typing import Annotated, Any, get_origin
 
 import typer
 from pydantic.fields import FieldInfo
-from typer.core import TyperArgument, TyperCommand, TyperGroup
 
 from jakiro.utils.settings import Settings, innermost_types, validate_settings
 
@@ -145,32 +144,3 @@ def _value_name(name: str, field: FieldInfo) -> str:
     words = [kind if isinstance(kind, str) else _VALUES.get(kind) for kind in types]
     text = "|".join(filter(None, words))
     return _VALUES_OF.get(name) or (text if 0 < len(text) < _LONG else name.upper())
-
-
-def _no_type(ctx: object) -> None:
-    """Return None: the name of an argument is enough."""
-
-
-class _WithoutTypes:
-    """Mix-in of commands whose help shows no names of Python types for flags and arguments."""
-
-    def get_params(self, ctx: Any) -> list[Any]:
-        """Return the parameters."""
-        command: Any = super()
-        parameters: list[Any] = command.get_params(ctx)
-        for parameter in parameters:
-            if isinstance(parameter, TyperArgument):
-                parameter.display_type_rich = _no_type  # type: ignore[method-assign]
-                parameter.metavar = parameter.metavar or str(parameter.name).upper()
-            elif parameter.metavar is None:
-                kind = parameter.display_type(ctx).strip("<>")
-                parameter.metavar = "" if parameter.is_flag else kind
-        return parameters
-
-
-class Group(_WithoutTypes, TyperGroup):
-    """A group of commands."""
-
-
-class Command(_WithoutTypes, TyperCommand):
-    """A command."""
