@@ -66,7 +66,6 @@ class RequestError(JakiroError, RuntimeError):
 
     @classmethod
     def caused_by(cls, part: str, error: Exception) -> "RequestError":
-        """Return the error for an exception."""
         return cls(
             f"{part} of the request raised an exception",
             expected="a result for every sequence of tokens",

@@ -50,7 +50,6 @@ class LaunchOptions(Settings):
     """Number of processes; by default one per GPU, or one if there are no GPUs."""
 
     def count(self, settings: "TrainSettings") -> int:
-        """Return the number of processes."""
         if self.processes is not None:
             return self.processes
         import torch

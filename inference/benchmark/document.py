@@ -226,7 +226,6 @@ class ComparisonDocument(Settings):
     methods: tuple[MethodFigures, ...]
 
     def figures(self, name: str, temperature: float) -> MethodFigures:
-        """Return the figures of a method at a temperature."""
         for method in self.methods:
             if (method.name, method.temperature) == (name, temperature):
                 return method
@@ -239,7 +238,6 @@ def read_document(path: Path) -> ComparisonDocument:
 
 
 def device_name(device: torch.device) -> str:
-    """Return the name of a device."""
     return torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
 
 

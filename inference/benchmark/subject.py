@@ -49,7 +49,6 @@ class Subject(NamedTuple):
     def decoder(
         self, drafter: JakiroDrafter | Drafter | Pair | None = None, tree: Trees = "auto"
     ) -> SpeculativeDecoder:
-        """Return a decoder of the target."""
         return SpeculativeDecoder(
             self.model,
             drafter,

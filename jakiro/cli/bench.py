@@ -48,8 +48,6 @@ class BenchSettings(ComparisonSettings):
 
 
 class OutputSettings(Settings):
-    """Options."""
-
     target: str
     """The model to decode with."""
     replay: bool = False

@@ -31,8 +31,6 @@ prepare = typer.Typer(
 
 
 class PrepareSettings(Settings):
-    """Options."""
-
     target: str
     """The model to draft for."""
     data: tuple[str, ...] = Field(min_length=1)
@@ -50,15 +48,11 @@ class PrepareSettings(Settings):
 
 
 class StateSettings(Settings):
-    """Options."""
-
     out: Path
     """Folder to write; for training, set target_states.folder to this folder."""
 
 
 class TrigramSettings(Settings):
-    """Options."""
-
     corpus: tuple[str, ...] = Field(min_length=1)
     """Data file, folder of data files, or hub dataset as NAME or NAME:SPLIT."""
     tokenizer: str
@@ -73,8 +67,6 @@ class TrigramSettings(Settings):
 
 
 class WritingSettings(Settings):
-    """Options."""
-
     target: str
     """The model that writes the texts."""
     out: Path
@@ -87,8 +79,6 @@ class WritingSettings(Settings):
 
 
 class AnswerSettings(WritingSettings):
-    """Options."""
-
     data: tuple[str, ...] = Field(min_length=1)
     """Data file, folder of data files, or hub dataset as NAME or NAME:SPLIT."""
 

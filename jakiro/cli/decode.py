@@ -23,8 +23,6 @@ _STANDARD_INPUT = "-"
 
 
 class DemoSettings(Settings):
-    """Options."""
-
     cache_dir: Path | None = None
     """Folder for the trained drafter; by default in the user's cache."""
     device: Literal["auto", "cpu", "cuda"] = "auto"

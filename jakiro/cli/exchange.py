@@ -27,8 +27,6 @@ _REMEDY = "pass the target's current folder or id as --target"
 
 
 class ImportSettings(Settings):
-    """Options."""
-
     target: str | None = None
     """The target that the drafter was published for."""
     out: Path | None = None
@@ -160,8 +158,6 @@ def _measure_candidates(
 
 
 class ExportSettings(Settings):
-    """Options."""
-
     to: Literal["eagle3", "speculators", "dflash", "vllm", "device"]
     """Layout to write. eagle3: for vLLM, SGLang and TensorRT-LLM; speculators: a folder that vLLM
     serves without other arguments; dflash: block drafters, for vLLM and SGLang; vllm: most other

@@ -76,7 +76,7 @@ def with_options(command: Callable[..., None]) -> Callable[..., None]:
 
 
 def _options(settings_class: type[Settings]) -> Iterator[inspect.Parameter]:
-    panel = (settings_class.__doc__ or "").partition("\n")[0].rstrip(".")
+    panel = (settings_class.__doc__ or "Options").partition("\n")[0].rstrip(".")
     for name, field in _fields(settings_class).items():
         default: Any = inspect.Parameter.empty if field.is_required() else field.default
         kind: Any = field.annotation if field.annotation is bool else str

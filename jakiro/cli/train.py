@@ -26,8 +26,6 @@ _FILES = (".json", ".jsonl", ".parquet")  # suffixes of training data in files
 
 
 class InitSettings(Settings):
-    """Options."""
-
     data: tuple[str, ...] = ()
     """Training data: a JSON, JSONL or Parquet file, a folder of such files, or a dataset of the
     hub. By default, the file that the printed command `jakiro synthesize` writes."""
@@ -49,8 +47,6 @@ class RunSettings(Settings):
 
 
 class PlanSettings(Settings):
-    """Options."""
-
     micro_batch_size: PositiveInt | Literal["auto"] | None = None
     """Number of sequences in a forward pass of a process; auto: as many as fit into memory."""
     dry_run: bool = False
@@ -62,8 +58,6 @@ class PlanSettings(Settings):
 
 
 class AblateSettings(Settings):
-    """Options."""
-
     dry_run: bool = False
     """Only estimate time and disk space; write nothing."""
     train_only: tuple[str, ...] = ()

@@ -26,8 +26,6 @@ if TYPE_CHECKING:
 
 
 class SubjectSettings(Settings):
-    """Options."""
-
     drafter: str | None = Field(
         None,
         description=f"Folder or hub id of a drafter; or, with --target, {options.DRAFTERS}.",

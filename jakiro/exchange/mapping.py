@@ -125,7 +125,6 @@ class TensorTable:
         return name in self.checkpoint.tensors
 
     def shape(self, name: str) -> Shape:
-        """Return the shape of a tensor."""
         if not self.has(name):
             raise self.unusable(f"a tensor {name}", "none")
         return tuple(self.checkpoint.tensors[name].shape)

@@ -123,7 +123,6 @@ def fetched_model(name: str) -> Path | None:
 
 
 def known_model(name: str) -> KnownModel:
-    """Return the known model with the given name."""
     if name not in KNOWN_MODELS:
         raise ConfigError(
             f"there is no known model {name}; models on a hub need not be fetched",

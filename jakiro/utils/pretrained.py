@@ -120,7 +120,6 @@ def load_causal_lm(
 def load_target(
     name_or_path: str, dtype: str | torch.dtype, device: torch.device
 ) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
-    """Return a target and its tokenizer."""
     model = load_causal_lm(name_or_path, dtype=dtype, device=device)
     return model, load_tokenizer(name_or_path, "the tokenizer of the target")
 

@@ -204,7 +204,6 @@ def _row(
     speeds: _Rates,
     drafting: _Rates,
 ) -> ArmRow:
-    """Return the results of an arm at a temperature."""
     figures = [document.figures(arm.name, temperature) for document in documents.values()]
     rates = [one.conditional_acceptance_rate for one in figures]
     depths = range(max(map(len, rates)))  # not all seeds reach the same depth

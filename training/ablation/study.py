@@ -45,7 +45,6 @@ class ArmRun:
 
     @property
     def folder(self) -> RunFolder:
-        """The run folder."""
         return RunFolder(self.settings.run_folder)
 
     @cached_property

@@ -82,7 +82,6 @@ def encode_documents(
     vocab_size: int | None = None,
     any_mask: bool = False,
 ) -> Iterator[Document]:
-    """Yield the documents of all records."""
     for _, documents in encode_records(tokenizer, records, intake, vocab_size, any_mask):
         yield from documents
 
@@ -125,7 +124,6 @@ def encode_records(
 
 
 def read_tokens(record: Record) -> Document:
-    """Return the document of a record of token ids."""
     ids, mask = (_numbers(record, key) for key in ("input_ids", "loss_mask"))
     if len(ids) != len(mask) or not np.isin(mask, (0, 1)).all():
         raise RecordError(

@@ -151,7 +151,6 @@ class _Layout:
 
     @property
     def num_sequences(self) -> int:
-        """The number of sequences."""
         return max(self.sequences, default=-1) + 1
 
     @property

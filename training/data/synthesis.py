@@ -96,7 +96,6 @@ class Candidate:
     reason: str = "empty"
 
     def record(self) -> dict[str, Any]:
-        """Return the content of the record."""
         if self.messages:
             return {"record": self.number, "messages": self.messages}
         return {"record": self.number, "text": self.text} | ({CUT: True} if self.is_cut else {})

@@ -91,7 +91,6 @@ class TokenStore:
 
     @property
     def num_documents(self) -> int:
-        """The number of documents."""
         return len(self.starts) - 1
 
     @cached_property
@@ -119,7 +118,6 @@ class TokenStore:
         return f"{self.names[source]}:{number}"
 
     def document(self, index: SupportsIndex) -> Document:
-        """Return the tokens of one document."""
         begin, end = self.starts[int(index) : int(index) + 2]
         return Document(self.token_ids[begin:end], self.is_response[begin:end])
 

@@ -99,12 +99,10 @@ class RunFolder:
 
     @property
     def checkpoints(self) -> Path:
-        """The folder of the checkpoints."""
         return self.path / "checkpoints"
 
     @property
     def is_finished(self) -> bool:
-        """Whether the run is finished."""
         return self.drafter.is_dir()
 
     def is_finished_for(self, settings: TrainSettings, facts: Mapping[str, str]) -> bool:

@@ -143,7 +143,6 @@ def _with_micro_batch(settings: TrainSettings, size: int) -> TrainSettings:
 
 
 def duration_text(minutes: float) -> str:
-    """Return a duration as text, in minutes or hours."""
     return f"{minutes:.1f} min" if minutes < 100 else f"{minutes / 60:.1f} h"
 
 
