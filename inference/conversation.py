@@ -8,6 +8,7 @@ from typing import Any
 from inference.engine.context import Context
 from inference.engine.loop import DecodeRun
 from inference.engine.request import Request
+from inference.engine.stats import DecodeStats
 from jakiro.errors import PromptError
 
 
@@ -28,6 +29,7 @@ class Conversation:
     def __init__(self) -> None:
         self._context: Context | None = None
         self._cached: list[int] = []  # tokens in the cache
+        self.stats = DecodeStats(from_prefill=0)  # of the last turn
         self._turn = Lock()  # held during a turn
         self._is_closing = False  # whether the caches are freed at the end of the turn
 
@@ -90,6 +92,7 @@ class Conversation:
             yield decoding
         finally:
             self._cached = decoding.token_ids[: self._context.lengths[0]]
+            self.stats = decoding.stats
 
     def _end_turn(self) -> None:
         while True:

@@ -5,7 +5,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, NonNegativeFloat, field_validator, model_validator
+from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveInt, model_validator
 
 from jakiro.drafter_settings import DrafterSettings
 from jakiro.errors import ConfigError
@@ -46,7 +46,7 @@ class OptimizerSettings(Settings):
     """Decay rates of AdamW's moving averages of the gradient and of the squared gradient."""
     weight_decay: float = Field(0.0, ge=0)
     """Decoupled weight decay, which is applied to matrices only."""
-    warmup_steps: int | Literal["auto"] = "auto"
+    warmup_steps: NonNegativeInt | Literal["auto"] = "auto"
     """Number of steps over which the learning rate rises linearly to its peak; auto: a tenth of the
     steps, at most 50."""
     schedule: Literal["linear", "cosine"] = "linear"
@@ -56,13 +56,6 @@ class OptimizerSettings(Settings):
     max_grad_norm: float = Field(1.0, ge=0)
     """Largest gradient norm; a gradient with a larger norm is scaled down to this norm. 0 means no
     limit."""
-
-    @field_validator("warmup_steps")
-    @classmethod
-    def _warmup_takes_time(cls, steps: int | str) -> int | str:
-        if isinstance(steps, int) and steps < 0:
-            raise ValueError("a number of at least 0, or auto")
-        return steps
 
     def warmup_for(self, num_steps: int) -> int:
         """Return the number of steps of the warm-up in a run of `num_steps` steps."""
@@ -105,7 +98,7 @@ class EvaluationSettings(Settings):
     quantity, even if their other settings differed.
     """
 
-    every: int | Literal["auto"] | None = "auto"
+    every: PositiveInt | Literal["auto"] | None = "auto"
     """Number of steps between evaluations; the first evaluation precedes the first step. auto: a
     tenth of the steps, but rarely enough that most of the time is training; null if there is
     nothing to measure, or the run is too short. null: evaluate only at the end."""
@@ -123,13 +116,6 @@ class EvaluationSettings(Settings):
     """Temperatures to decode at; 0 means greedy decoding."""
     num_sequences: int = Field(32, ge=0)
     """Largest number of packed held-out sequences on which losses are measured."""
-
-    @field_validator("every")
-    @classmethod
-    def _steps_pass_between(cls, every: int | str | None) -> int | str | None:
-        if isinstance(every, int) and every < 1:
-            raise ValueError("a number of at least 1, auto, or null")
-        return every
 
     def interval(self, num_steps: int, batch_size: int, size: int) -> int | None:
         """Return the number of steps between evaluations; None to evaluate only at the end.
@@ -155,10 +141,8 @@ class CheckpointSettings(Settings):
     """Number of most recent checkpoints that are kept."""
     keep_best: bool = True
     """Keep the best drafter of all evaluations in the run's folder `best`: the one with the highest
-    tau_probabilistic on held-out data or, without held-out data, with the highest tau."""
-    finish_with_best: bool = True
-    """At the end, write the drafter that is best on held-out data, which may be an earlier one,
-    instead of the last drafter. This requires held-out data and keep_best."""
+    tau_probabilistic on held-out data or, without held-out data, with the highest tau. With
+    held-out data, the run ends with this drafter, which may be an earlier one than the last."""
 
 
 class TrainSettings(Settings):

@@ -1,6 +1,5 @@
 """Agreement of a drafter with its target, and tau, measured on a few hundred greedy tokens."""
 
-import math
 from collections import Counter
 from collections.abc import Sequence
 
@@ -12,8 +11,6 @@ from inference.generation.prompts import Prompt
 from inference.trees.shape import TreeShape
 from jakiro.drafter import JakiroDrafter
 from jakiro.utils.settings import Settings
-
-_STANDARD_ERRORS = 2.0
 
 
 class Agreement(Settings):
@@ -39,14 +36,6 @@ class Agreement(Settings):
     def is_above_floor(self) -> bool:
         """Whether the drafter agrees with the target more often than the most frequent token."""
         return self.agreement > self.floor
-
-    def is_clearly_above(self, other: "Agreement") -> bool:
-        """Return whether this agreement is above another one by more than two standard errors."""
-        counts = (max(self.num_steps, 1), max(other.num_steps, 1))
-        agreed = self.agreement * counts[0] + other.agreement * counts[1]
-        share = agreed / sum(counts)
-        error = math.sqrt(share * (1 - share) * (1 / counts[0] + 1 / counts[1]))
-        return self.agreement - other.agreement > _STANDARD_ERRORS * error
 
     def __str__(self) -> str:
         """Return one line for users."""
@@ -86,10 +75,3 @@ def measure_agreement(
         num_steps=in_chains.target_forwards,
         num_prompts=len(prompts),
     )
-
-
-def choose_best(measured: Sequence[Agreement]) -> tuple[int, list[int]]:
-    """Return the index of the drafter that agrees best, and of those that are not clearly worse."""
-    best = max(range(len(measured)), key=lambda index: measured[index].agreement)
-    others = (index for index in range(len(measured)) if index != best)
-    return best, [index for index in others if not measured[best].is_clearly_above(measured[index])]

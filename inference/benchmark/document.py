@@ -74,7 +74,12 @@ class Decoded(NamedTuple):
 
 
 class Sample(Settings):
-    """One decoding of a prompt; seconds are divided evenly among prompts decoded together."""
+    """One decoding of a prompt; seconds are divided evenly among prompts decoded together.
+
+    For methods of transformers, prefill lasts until the first delivery, and what follows is
+    `verify` unless the method drafts. On an accelerator, seconds are measured on the host: work
+    that the host queues is included in the phase in which the host waits for the result.
+    """
 
     prompt: str  # hash of the prompt's content
     category: str
@@ -130,59 +135,17 @@ class Place(NamedTuple):
     group: int = 0
 
 
-class Seconds(Settings):
-    """Seconds by phase, summed over all samples; `other` is the time outside reported phases.
-
-    For methods of transformers, prefill lasts until the first delivery, and everything after it
-    counts as `verify`, or as `other` if the method drafts.
-
-    On an accelerator, the seconds are measured on the host. Work that the host queues is included
-    in the phase in which the host waits for the result.
-    """
-
-    prefill: float
-    draft: float
-    verify: float
-    commit: float
-    other: float
-
-    @classmethod
-    def of(cls, samples: Sequence[Sample]) -> "Seconds":
-        """Return the sums over samples."""
-        phases = {
-            name: sum(getattr(sample, name) for sample in samples)
-            for name in ("prefill", "draft", "verify", "commit")
-        }
-        total = sum(sample.seconds for sample in samples)
-        return cls(**phases, other=max(0.0, total - sum(phases.values())))
-
-
-class MainFigures(Settings):
-    """The main figures of a method.
+class MethodFigures(Settings):
+    """Figures of a method at a temperature.
 
     Attributes:
         tau: mean acceptance length, which is the number of tokens per forward pass of the target,
             pooled over all samples; it is 1 for autoregressive decoding. Prefill and the tokens
             that prefill delivers are not included. Prefill usually delivers one token, but several
             if it also verifies drafts, as in transformers' prompt lookup.
+        tau_low, tau_high: ends of the 95% interval of tau over prompts.
         speedup: tokens per second divided by those of the baseline at the same temperature. The
             ends of its 95% interval over prompts are `speedup_low` and `speedup_high`.
-        seconds_per_draft: seconds of drafting divided by the forward passes of the target.
-    """
-
-    tau: float
-    tokens_per_second: float
-    speedup: float
-    speedup_low: float
-    speedup_high: float
-    seconds_per_draft: float
-
-
-class MethodFigures(MainFigures):
-    """Figures of a method at a temperature.
-
-    Attributes:
-        tau_low, tau_high: ends of the 95% interval of tau over prompts.
         drafting_share: share of the forward passes that verify drafts; None for methods without
             drafts and for those of transformers.
         identical_share: share of the answers whose tokens are all those of transformers'
@@ -195,14 +158,18 @@ class MethodFigures(MainFigures):
     name: str
     kind: str
     temperature: float
+    tau: float
     tau_low: float
     tau_high: float
+    tokens_per_second: float
+    speedup: float
+    speedup_low: float
+    speedup_high: float
     tokens: int
     target_forwards: int
     drafting_share: float | None = None
     identical_share: float | None
     conditional_acceptance_rate: tuple[float, ...] = ()
-    seconds: Seconds
     seconds_to_first_token: float
     samples: tuple[Sample, ...]
 

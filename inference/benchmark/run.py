@@ -8,13 +8,11 @@ from collections.abc import Mapping, Sequence
 from itertools import chain, zip_longest
 from pathlib import Path
 from statistics import median
-from typing import Any
 
 from inference.benchmark.document import (
     ComparisonDocument,
     MethodFigures,
     Sample,
-    Seconds,
     environment_of,
 )
 from inference.benchmark.harness import Harness, Results, Texts
@@ -171,37 +169,28 @@ def _figures_of(
     if reference is not None:
         same = [sample.token_ids == reference[sample.prompt] for sample in samples]
     tau = _tau(samples)
+    groups = sorted({sample.group for sample in samples})
+    speed, other = (rate_of([of], SPEED, groups, "group") for of in (samples, baseline))
+    speedup = ratio(speed, other)
     return MethodFigures(
         name=method.name,
         kind=method.kind,
         temperature=temperature,
+        tau=tau.value,
         tau_low=tau.low,
         tau_high=tau.high,
-        **_main_figures(samples, baseline),
+        tokens_per_second=speed.pooled,
+        speedup=speedup.value,
+        speedup_low=speedup.low,
+        speedup_high=speedup.high,
         tokens=stats.emitted,
         target_forwards=stats.target_forwards,
         drafting_share=None if method.kind in WITHOUT_DRAFTERS else stats.drafting_share,
         identical_share=sum(same) / len(same) if same else None,
         conditional_acceptance_rate=tuple(stats.conditional_acceptance_rate),
-        seconds=Seconds.of(samples),
         seconds_to_first_token=median(one.seconds_to_first_token for one in samples),
         samples=tuple(samples),
     )
-
-
-def _main_figures(samples: Sequence[Sample], baseline: Sequence[Sample]) -> dict[str, Any]:
-    groups = sorted({sample.group for sample in samples})
-    speed, other = (rate_of([of], SPEED, groups, "group") for of in (samples, baseline))
-    speedup = ratio(speed, other)
-    return {
-        "tau": _tau(samples).value,
-        "tokens_per_second": speed.pooled,
-        "speedup": speedup.value,
-        "speedup_low": speedup.low,
-        "speedup_high": speedup.high,
-        "seconds_per_draft": sum(one.draft for one in samples)
-        / max(sum(one.target_forwards for one in samples), 1),
-    }
 
 
 def _tau(samples: Sequence[Sample]) -> Ratio:

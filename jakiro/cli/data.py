@@ -221,7 +221,7 @@ def synthesize(
     progress = writing_progress("Writing", settings.conversations)
     with terminated_like_interrupted(), output.kept_when_interrupted(), progress as advance:
         counts = synthesizer.write(output, advance)
-    _report_texts(counts, settings, output.num_records, writing.out)
+    _report_texts(counts, output.num_records, writing.out)
 
 
 def _load(writing: WritingSettings, load: LoadSettings) -> "SpeculativeDecoder":
@@ -248,14 +248,7 @@ def _report_answers(written: "RegenerationCounts", num_records: int, out: Path) 
         typer.echo(f"{counted(written.cut, 'answer')} reached the length limit, marked as cut off")
 
 
-def _report_texts(
-    counts: "SynthesisCounts", settings: SynthesisSettings, num_records: int, out: Path
-) -> None:
+def _report_texts(counts: "SynthesisCounts", num_records: int, out: Path) -> None:
     typer.echo(f"{counted(num_records, 'record')} in {out}, {counts.records:,} of them new")
-    if settings.kind == "chats":
-        greedy, multi_turn = counts.greedy / num_records, counts.multi_turn / num_records
-        typer.echo(
-            f"shares: {greedy:.1%} with greedy answers, {multi_turn:.1%} with several questions"
-        )
     reasons = ", ".join(f"{count:,} {reason}" for reason, count in counts.dropped.most_common())
     typer.echo(f"{counts.tokens:,} tokens generated; dropped: {reasons or 'nothing'}")

@@ -1,12 +1,10 @@
 """Dialogues of `jakiro chat` without the terminal: messages, commands, streamed answers."""
 
-import time
-from collections.abc import Generator, Iterator
+from collections.abc import Generator
 from contextlib import closing
 from typing import Any
 
 from inference import Conversation, SpeculativeDecoder
-from inference.engine.decode_step import BONUS, DecodeStep
 from inference.engine.stats import DecodeStats
 from inference.generation.prompts import encode_prompt, needed
 from inference.generation.streaming import TextPiece, pieces_by_depth
@@ -111,32 +109,18 @@ class Dialogue:
 
     def _tokens(self, prompt: list[int], limit: int) -> Generator[tuple[int, int], None, None]:
         """Yield the id and the depth of each token of an answer."""
-        self.last = DecodeStats()
+        self._conversation.stats = DecodeStats(from_prefill=0)
         given = self.settings.given | {"max_new_tokens": limit}
         if "seed" in given:  # every answer has its own random numbers
             given["seed"] += self._num_answers
         steps = self.decoder.steps(prompt, conversation=self._conversation, **given)
         self._num_answers += 1
         with closing(steps):
-            while (step := self._next_step(steps)) is not None:
+            for step in steps:
                 yield from zip(step.token_ids, step.depths, strict=True)
 
-    def _next_step(self, steps: Iterator[DecodeStep]) -> DecodeStep | None:
-        """Return the next decoding step, and add its counts and its time to the statistics."""
-        started = time.perf_counter()
-        step = next(steps, None)
-        seconds = time.perf_counter() - started
-        stats = self.last
-        if step is not None:
-            stats.seconds["total"] += seconds
-            if not stats.emitted:
-                stats.seconds["prefill"] = seconds
-            stats.target_forwards += bool(stats.emitted)
-            stats.emitted += len(step.token_ids)
-            stats.accepted.update(depth for depth in step.depths if depth != BONUS)
-        return step
-
     def _finish(self, question: dict[str, Any], text: str) -> None:
+        self.last = self._conversation.stats
         if self.last.emitted:
             self.total = DecodeStats.pooled([self.total, self.last])
         if text.strip():

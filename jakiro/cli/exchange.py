@@ -110,7 +110,7 @@ def _measure_candidates(
     plan: "ImportPlan", target: str, load: LoadSettings, settings: ImportSettings
 ) -> tuple["JakiroDrafter", "Agreement", dict[str, Any]]:
     """Return the drafter that agrees best, its agreement, and facts about the alternatives."""
-    from inference.benchmark.agreement import choose_best, measure_agreement
+    from inference.benchmark.agreement import measure_agreement
     from inference.generation.prompt_file import BUILT_IN, read_prompts
     from jakiro.exchange.plan import build_drafter, check_fits, distinctions
     from jakiro.target.adapter import TargetAdapter
@@ -140,18 +140,11 @@ def _measure_candidates(
             typer.echo(f"{name}: cannot be measured, because {error}")
         if len(candidates) > 1 and name in measured:
             typer.echo(f"{name}: {measured[name]}")
-    kept, level = choose_best(list(measured.values()))
-    best = list(measured)[kept]
+    best = max(measured, key=lambda name: measured[name].agreement)
     if len(measured) > 1:
         typer.echo(f"kept: {best}")
     others = {name: value.agreement for name, value in measured.items() if name != best}
-    undecided = [list(measured)[index] for index in level]
-    facts = {"alternatives": others, "undecided": undecided} if others else {}
-    if undecided:
-        say(
-            f"warning: these prompts do not show whether {' or '.join(undecided)} is better; "
-            "to decide, measure on more --prompts"
-        )
+    facts = {"alternatives": others} if others else {}
     # Measuring has moved the drafter to the device and the dtype of the target.
     drafter = build_drafter(candidates[names.index(best)], record, weights)
     return drafter, measured[best], facts
@@ -193,7 +186,6 @@ def export_drafter(
     to, out = settings.to, settings.out
     ensure_new_file(out, "a drafter")
     from jakiro.drafter import JakiroDrafter
-    from jakiro.exchange.eagle3_export import checksums_in
 
     loaded = JakiroDrafter.from_pretrained(drafter)
     name = settings.target or loaded.config.target_record.name_or_path
@@ -201,8 +193,6 @@ def export_drafter(
         commands = _write_device(loaded, name, settings, drafter)
     else:
         commands = _write_layout(loaded, name, settings)
-    for file, digest in checksums_in(out).items():
-        typer.echo(f"sha256 of {file}: {digest} ({(out / file).stat().st_size / 1e6:.1f} MB)")
     typer.echo(f"wrote {out}; to use it:")
     for place, command in commands.items():
         typer.echo(f"  {command}    # {place}")

@@ -19,7 +19,7 @@ from jakiro.errors import ConfigError
 from jakiro.exchange.eagle3 import EXPORTED_BY, IDS, draft_vocabulary, eagle3_rows
 from jakiro.exchange.mapping import Row
 from jakiro.experts import MixtureOfExperts
-from jakiro.utils.files import checksum, write_atomically, written_folder
+from jakiro.utils.files import write_atomically, written_folder
 from jakiro.utils.settings import flattened
 from jakiro.utils.wording import dtype_name
 
@@ -230,12 +230,6 @@ def write_export(weights: dict[str, Tensor], config: dict[str, Any], folder: Pat
         partial.mkdir()
         save_file(weights, partial / "model.safetensors", metadata={"format": "pt"})
         write_atomically(partial / "config.json", json.dumps(config, indent=2) + "\n")
-
-
-def checksums_in(folder: Path) -> dict[str, str]:
-    """Return the SHA-256 of each file in an exported folder, in hexadecimal."""
-    files = sorted(path for path in folder.iterdir() if path.is_file())
-    return {file.name: checksum(file) for file in files}
 
 
 def serve_command(

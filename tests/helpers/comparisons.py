@@ -7,7 +7,6 @@ from inference.benchmark.document import (
     Environment,
     MethodFigures,
     Sample,
-    Seconds,
     TargetFacts,
 )
 from inference.benchmark.settings import ComparisonSettings
@@ -76,7 +75,6 @@ def _figures(
         "speedup": speedup,
         "speedup_low": 0.92 * speedup,
         "speedup_high": 1.08 * speedup,
-        "seconds_per_draft": 0.002 * drafts,
     }
     return MethodFigures(
         name=name,
@@ -89,7 +87,6 @@ def _figures(
         target_forwards=round(tokens / tau),
         identical_share=None if temperature else 1.0,
         conditional_acceptance_rate=(0.7, 0.6, 0.5) if drafts else (),
-        seconds=Seconds(prefill=1, draft=2 * drafts, verify=8, commit=0.5, other=0.7),
         seconds_to_first_token=0.0412,
         samples=tuple(
             Sample(

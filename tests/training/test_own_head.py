@@ -40,7 +40,7 @@ def _run(folder: Path, **changes: Any) -> TrainSettings:
 def test_training_lowers_the_loss_and_changes_the_head(
     workshop: Path, engine: dict[str, Any]
 ) -> None:
-    settings = _run(workshop, steps=30, engine=engine, checkpoint={"finish_with_best": False})
+    settings = _run(workshop, steps=30, engine=engine, checkpoint={"keep_best": False})
     drafter = JakiroDrafter.from_pretrained(train(settings))
     losses = curve(settings)
     assert sum(losses[-5:]) < 0.9 * sum(losses[:5])

@@ -6,7 +6,7 @@ target answers. A base model, which has no template, writes a whole text after t
 """
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
 from itertools import count
@@ -63,19 +63,11 @@ def ends_in_loop(token_ids: Int[Tensor, " tokens"]) -> bool:
 
 @dataclass
 class SynthesisCounts:
-    """Counts of one run of the synthesizer; `greedy` and `multi_turn` are those of the file."""
+    """Counts of one run of the synthesizer."""
 
     records: int = 0
     tokens: int = 0
     dropped: Counter[str] = field(default_factory=Counter)
-    greedy: int = 0
-    multi_turn: int = 0
-
-    def add_kind(self, record: Mapping[str, Any]) -> None:
-        """Count a record of the file."""
-        messages = record.get("messages", [])
-        self.greedy += any(message.get(GREEDY, False) for message in messages)
-        self.multi_turn += len(messages) > 2
 
 
 @dataclass
@@ -158,7 +150,6 @@ class Synthesizer:
         with output.claim(self._fingerprint()):
             for record in output.records():
                 seen.add(self._key(record))
-                counts.add_kind(record)
             write = self._converse if self._settings.kind == "chats" else self._write_text
             dialogues = map(write, candidates(self._settings, output.last_record + 1))
             results = run_dialogues(self._decoder, dialogues, self._settings.batch_size)
@@ -175,7 +166,6 @@ class Synthesizer:
                     else:
                         seen.add(key)
                         output.append(record)
-                        counts.add_kind(record)
                         counts.records += 1
                         silence = 0
                     on_progress(output.num_records, counts.tokens)

@@ -70,7 +70,7 @@ class Exporter:
         """Write the finished drafter and, if it has adapters, the adapters separately.
 
         The finished drafter is the one in `best` if it is better on held-out data than the last
-        drafter and `finish_with_best` is set. Otherwise, it is the last drafter.
+        drafter, and kept. Otherwise, it is the last drafter.
         """
         drafter.config.record = self._record(evaluation, state)
         with self._processes.together():
@@ -118,8 +118,8 @@ class Exporter:
 
     def _finishes_with_best(self, state: RunState) -> bool:
         """Return whether an earlier drafter that is better on held-out data is to be written."""
-        checkpoint, kept = self._settings.checkpoint, self._folder.best_state
-        if not (checkpoint.keep_best and checkpoint.finish_with_best) or kept is None:
+        kept = self._folder.best_state
+        if not self._settings.checkpoint.keep_best or kept is None:
             return False
         is_same = (kept["best_metric"], kept["best_step"]) == (state.best_metric, state.best_step)
         # Tau is measured on too few positions for that.

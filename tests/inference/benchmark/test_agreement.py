@@ -3,7 +3,7 @@
 import torch
 from helpers.models import tiny_drafter, tiny_llama, tiny_settings
 
-from inference.benchmark.agreement import Agreement, choose_best, measure_agreement
+from inference.benchmark.agreement import measure_agreement
 from jakiro.target.adapter import TargetAdapter
 
 
@@ -29,19 +29,3 @@ def test_a_random_drafter_agrees_seldom() -> None:
     assert measured.agreement < 0.5
     assert measured.num_prompts == 1
     assert 0 < measured.num_steps <= 11
-
-
-def _measured(agreement: float, num_steps: int) -> Agreement:
-    shared = {"floor": 0.0, "chain_tau": 1.0, "tau": 1.0, "num_prompts": 1}
-    return Agreement(agreement=agreement, num_steps=num_steps, **shared)
-
-
-def test_drafters_that_are_not_clearly_worse_than_the_best_one_are_named() -> None:
-    few = [_measured(4 / 55, 55), _measured(5 / 54, 54)]
-    assert choose_best(few) == (1, [0])
-    many = [_measured(0.4, 300), _measured(0.6, 250), _measured(0.58, 250), _measured(0.1, 400)]
-    assert choose_best(many) == (1, [2])
-    assert choose_best(many[:2]) == (1, [])
-    for certain in (0.0, 1.0):
-        assert choose_best([_measured(certain, 9)] * 2) == (0, [1])
-    assert not _measured(0.6, 0).is_clearly_above(_measured(0.0, 0))

@@ -87,7 +87,7 @@ def test_an_imported_block_is_trained_further(folder: Path, tmp_path: Path) -> N
         *("data.sequence_length=48", "data.validation_size=2", "evaluation.num_prompts=0"),
         *("batch.global_batch_size=4", "batch.micro_batch_size=2", "steps=2"),
         *("optimizer.learning_rate=1e-3", "optimizer.warmup_steps=0"),
-        *("checkpoint.finish_with_best=false", f"run_folder={tmp_path}/run"),
+        *("checkpoint.keep_best=false", f"run_folder={tmp_path}/run"),
     ]
     settings = load_settings(TrainSettings, tmp_path / "drafter" / "train.yaml", changes)
     trained = JakiroDrafter.from_pretrained(train(settings))

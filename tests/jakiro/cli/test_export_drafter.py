@@ -25,7 +25,6 @@ from jakiro.drafter import JakiroDrafter
 from jakiro.exchange.checkpoint import read_checkpoint
 from jakiro.target.adapter import TargetAdapter
 from jakiro.target.record import record_target
-from jakiro.utils.files import checksum
 from jakiro.utils.pretrained import load_causal_lm
 from jakiro.utils.settings import load_settings
 from training.config import TrainSettings
@@ -78,7 +77,6 @@ def test_the_convention_of_layer_indices_that_agrees_better_is_chosen_and_record
     measured = drafter.config.record["import"]["measured"]
     (other,) = measured["alternatives"].values()
     assert measured["agreement"] > other
-    assert set(measured["undecided"]) <= measured["alternatives"].keys()
 
 
 @pytest.mark.slow
@@ -92,7 +90,7 @@ def test_an_imported_head_is_trained_further_and_exported(
         *("data.sequence_length=48", "data.validation_size=2", "evaluation.num_prompts=0"),
         *("batch.global_batch_size=4", "batch.micro_batch_size=2", "steps=3"),
         *("optimizer.learning_rate=1e-3", "optimizer.warmup_steps=0"),
-        *("checkpoint.finish_with_best=false", f"run_folder={tmp_path}/run"),
+        *("checkpoint.keep_best=false", f"run_folder={tmp_path}/run"),
     ]
     settings = load_settings(TrainSettings, tmp_path / "drafter" / "train.yaml", changes)
     assert settings.drafter.trunk.ttt_steps == 4
@@ -106,7 +104,6 @@ def test_an_imported_head_is_trained_further_and_exported(
         assert exit_code("export", trained, "--to", layout, "--out", out) == 0
         printed = capsys.readouterr().out
         assert "vllm serve" in printed
-        assert f"sha256 of model.safetensors: {checksum(out / 'model.safetensors')}" in printed
         checkpoint = read_checkpoint(out)
         assert torch.equal(checkpoint.tensor("lm_head.weight"), after.own_head.weight)
         config = json.loads((out / "config.json").read_text())

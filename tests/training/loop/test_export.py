@@ -58,7 +58,6 @@ def _finished_step(settings: TrainSettings) -> int:
     [
         ((0.3, 0.2, 0.1, 0.25), {}, 0),
         ((0.3, 0.2, 0.1, 0.35), {}, 3),
-        ((0.3, 0.2, 0.1, 0.25), {"finish_with_best": False}, 3),
         ((0.3, 0.2, 0.1, 0.25), {"keep_best": False}, 3),
     ],
 )
