@@ -44,7 +44,7 @@ class Evaluation:
         """Return the metrics of a drafter; all processes must call this method.
 
         `validation` contains the mean losses on the validation sequences, at the anchor distances
-        that occur in decoding. `experts` contains the diversity of the experts. `decoding`
+        that occur in decoding. `experts` contains the overlap of several experts. `decoding`
         contains, for each temperature, tau and the acceptance rates by depth and by the expert that
         proposed a candidate. If there are no validation sequences or no prompts, the corresponding
         metrics are left out.
@@ -70,16 +70,16 @@ class Evaluation:
             num_depths(rule, num_levels),
         )
         experts = self._settings.drafter.experts
-        diversity = Diversity(
-            self._processes,
-            experts.num_experts,
-            experts.num_active if experts.combine == "mixture" else 1,
-        )
+        have_pairs = experts.combine == "mixture" and experts.num_active > 1
+        overlap = ExpertOverlap(self._processes)
         for batch in self._validation_batches():
-            on_output = partial(diversity.add, batch, self._reader.heads.draft)
-            terms = module(self._reader.view(batch), batch, self._reader, on_output)
+            on_output = (
+                [partial(overlap.add, batch, self._reader.heads.draft)] if have_pairs else []
+            )
+            terms = module(self._reader.view(batch), batch, self._reader, *on_output)
             meter.add(terms, int((batch.documents >= 0).sum()))
-        return {"validation": meter.read(), "experts": diversity.read()}
+        experts_read = {"experts": overlap.read()} if have_pairs else {}
+        return {"validation": meter.read()} | experts_read
 
     def _validation_batches(self) -> Iterator[Batch]:
         """Yield this process's share of the validation sequences, always with the same anchors."""
@@ -129,54 +129,30 @@ class Evaluation:
         return results
 
 
-class Diversity:
-    """Sums, over drafted positions, of the experts' overlap and of the router's entropy.
+class ExpertOverlap:
+    """The overlap of the experts' most likely tokens, averaged over drafted positions."""
 
-    Args:
-        num_components: number of separate distributions: with `combine: mixture`, one for each
-            active expert.
-    """
-
-    def __init__(self, processes: Processes, num_experts: int, num_components: int) -> None:
+    def __init__(self, processes: Processes) -> None:
         self._processes = processes
-        self._num_components = num_components
-        self._have_pairs = num_components > 1
-        self._sums = torch.zeros(3 + num_experts, dtype=torch.float64, device=processes.device)
+        self._sums = torch.zeros(2, dtype=torch.float64, device=processes.device)
 
     @torch.no_grad()
     def add(self, batch: Batch, logits: Logits, sample: int, output: ExpertsOutput) -> None:
         """Add the drafted positions of an anchor sample (those with a loss) to the sums."""
         index = torch.arange(batch.token_ids.shape[1], device=batch.token_ids.device)
         selected = batch.targets_exist(1) & (index > batch.anchors[:, sample])
-        gate = output.gate[selected].double()
-        overlap = gate.new_zeros(())
-        if self._have_pairs:
-            features = output.features[:, :, 0][selected]
-            for part in features.split(max(1, _CHUNK // self._num_components)):
-                overlap = overlap + top_overlap(logits(part)).double().sum()
-        count = torch.full_like(overlap, len(gate))
-        self._sums += torch.cat([torch.stack([count, overlap, entropy(gate).sum()]), gate.sum(0)])
+        features = output.features[:, :, 0][selected]
+        for part in features.split(max(1, _CHUNK // features.shape[1])):
+            self._sums[0] += top_overlap(logits(part)).double().sum()
+        self._sums[1] += len(features)
 
-    def read(self) -> dict[str, Any]:
-        """Return means over positions; all processes must call this method.
+    def read(self) -> dict[str, float]:
+        """Return the fraction of the 4 most likely tokens that two experts have in common.
 
-        `top_overlap` is the fraction of the 4 most likely tokens that two experts have in common,
-        averaged over pairs of experts.
-        `router_entropy` is the mean entropy of the gates, in nats. It measures how uncertain the
-        router is at a position. `load_entropy` is the entropy of the mean gate, in nats. It
-        measures how evenly the router loads the experts. `top_overlap` is
-        None if the experts have no separate distributions, or if there is only one expert.
+        It is averaged over pairs of experts. All processes must call this method.
         """
-        count, overlap, entropies, *load = self._processes.sum(self._sums.clone()).tolist()
-        positions = max(count, 1.0)
-        mean_gate = [total / positions for total in load]
-        return {
-            "top_overlap": overlap / positions if self._have_pairs else None,
-            "router_entropy": entropies / positions,
-            "load_entropy": float(entropy(torch.tensor(mean_gate, dtype=torch.float64))),
-            "mean_gate": mean_gate,
-            "positions": int(count),
-        }
+        overlap, count = self._processes.sum(self._sums.clone()).tolist()
+        return {"top_overlap": overlap / max(count, 1.0)}
 
 
 def top_overlap(logits: Float[Tensor, "n experts vocab"]) -> Float[Tensor, " n"]:
@@ -189,11 +165,6 @@ def top_overlap(logits: Float[Tensor, "n experts vocab"]) -> Float[Tensor, " n"]
     first, second = torch.triu_indices(count, count, offset=1, device=best.device)
     common = (best[:, first, :, None] == best[:, second, None, :]).flatten(2).sum(dim=-1)
     return common.float().mean(dim=1) / size
-
-
-def entropy(probs: Float[Tensor, "*batch n"]) -> Float[Tensor, "*batch"]:
-    """Return the entropy of each distribution, in nats."""
-    return torch.special.entr(probs).sum(dim=-1)
 
 
 class Score(NamedTuple):

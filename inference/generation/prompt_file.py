@@ -2,11 +2,13 @@
 
 import hashlib
 import json
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
+
+from pydantic import AfterValidator, Field, TypeAdapter, ValidationError
 
 from inference.generation.prompts import Prompt
 from jakiro.errors import PromptError
@@ -140,11 +142,13 @@ def _prompt_in(fields: dict[str, Any], location: str) -> BenchPrompt:
         raise _unusable(location, "exactly one of the keys prompt, turns and messages", got)
     key, content = given[0], fields[given[0]]
     category = fields.get("category", "all")
-    if not _is_text(category):
-        raise _unusable(location, "'category' to be a text that is not empty", category)
-    expected, is_usable = _FORMS[key]
-    if not is_usable(content):
-        raise _unusable(location, f"{key!r} to be {expected}", content)
+    if not isinstance(category, str):
+        raise _unusable(location, "'category' to be a text", category)
+    expected, form = _FORMS[key]
+    try:
+        form.validate_python(content, strict=True)
+    except ValidationError as error:
+        raise _unusable(location, f"{key!r} to be {expected}", content) from error
     if key == "turns":
         return _built([_user_message(content[0])], tuple(content[1:]), category)
     return _built(content, (), category)
@@ -156,9 +160,13 @@ def _without_answer(fields: dict[str, Any]) -> dict[str, Any]:
         fields.setdefault("prompt", fields.pop("text"))
     for key in ("prompt", "messages"):
         messages: Any = fields.get(key)
-        while _is_chat(messages) and messages[-1]["role"] == "assistant":
+        while isinstance(messages, list) and messages and _is_answer(messages[-1]):
             fields[key] = messages = messages[:-1]
     return fields
+
+
+def _is_answer(item: Any) -> bool:
+    return isinstance(item, dict) and item.get("role") == "assistant"
 
 
 def _unusable(location: str, expected: str, got: object) -> PromptError:
@@ -171,7 +179,6 @@ def _unusable(location: str, expected: str, got: object) -> PromptError:
 
 
 def _built(first: Prompt, later_turns: tuple[str, ...], category: str) -> BenchPrompt:
-    # ASCII escapes are needed, because UTF-8 cannot encode half of a surrogate pair in a text.
     content = json.dumps([first, later_turns], sort_keys=True)
     fingerprint = hashlib.sha256(content.encode("ascii")).hexdigest()[:16]
     return BenchPrompt(first, later_turns, category, fingerprint)
@@ -181,35 +188,21 @@ def _user_message(content: str) -> dict[str, Any]:
     return {"role": "user", "content": content}
 
 
-def _is_text(value: Any) -> bool:
-    return isinstance(value, str) and bool(value)
-
-
-def _is_prompt(value: Any) -> bool:
-    # Python counts bool as an int, but true is not a token id.
-    is_ids = isinstance(value, list) and value and all(type(token) is int for token in value)
-    return _is_text(value) or bool(is_ids) or _is_question(value)
-
-
-def _is_chat(value: Any) -> bool:
-    return (
-        isinstance(value, list)
-        and bool(value)
-        and all(isinstance(item, dict) and {"role", "content"} <= item.keys() for item in value)
-    )
-
-
-def _is_question(value: Any) -> bool:
-    return _is_chat(value) and value[-1]["role"] != "assistant"
-
-
-def _is_list_of_texts(value: Any) -> bool:
-    return isinstance(value, list) and bool(value) and all(map(_is_text, value))
+def _is_question(chat: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    if not all({"role", "content"} <= item.keys() for item in chat) or _is_answer(chat[-1]):
+        raise ValueError(_CHAT)
+    return chat
 
 
 _CHAT = 'a list of {"role", "content"} objects, the last of which is not by the assistant'
-_FORMS: dict[str, tuple[str, Callable[[Any], bool]]] = {  # what is expected, and its check
-    "prompt": (f"a text, a list of token ids, or {_CHAT}", _is_prompt),
-    "turns": ("a list of texts, one for each message of the user", _is_list_of_texts),
-    "messages": (_CHAT, _is_question),
+_Text = Annotated[str, Field(min_length=1)]
+_Chat = Annotated[list[dict[str, Any]], Field(min_length=1), AfterValidator(_is_question)]
+_Ids = Annotated[list[int], Field(min_length=1)]
+_FORMS: dict[str, tuple[str, TypeAdapter[Any]]] = {  # what is expected, and its check
+    "prompt": (f"a text, a list of token ids, or {_CHAT}", TypeAdapter(_Text | _Ids | _Chat)),
+    "turns": (
+        "a list of texts, one for each message of the user",
+        TypeAdapter(Annotated[list[_Text], Field(min_length=1)]),
+    ),
+    "messages": (_CHAT, TypeAdapter(_Chat)),
 }

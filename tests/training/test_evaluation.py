@@ -1,4 +1,4 @@
-"""The diversity of experts, compared with values computed by hand."""
+"""The overlap of experts, compared with values computed by hand."""
 
 import json
 import math
@@ -11,7 +11,7 @@ import torch
 from helpers.models import tiny_settings
 from helpers.training import random_batch, tiny_run, tiny_training
 
-from training.evaluation import Diversity, summary_of, top_overlap
+from training.evaluation import ExpertOverlap, summary_of, top_overlap
 from training.loss.drafting import draft_all_positions
 from training.processes import Processes
 from training.train import train
@@ -19,48 +19,20 @@ from training.train import train
 ALONE = Processes(rank=0, count=1, device=torch.device("cpu"))
 
 
-def _read(combine: str = "mixture", num_experts: int = 4, samples: int = 2) -> tuple[dict, list]:
-    """Return a random drafter's diversity, and its outputs, selected positions and logits."""
-    training = tiny_training(tiny_settings(num_experts=num_experts, combine=combine))
-    batch = random_batch((9, 11), (20,), samples=samples)
-    outputs = list(draft_all_positions(training.drafter, training.view(batch), batch))
-    found = Diversity(ALONE, num_experts, num_experts if combine == "mixture" else 1)
-    parts = []
-    for sample, output in enumerate(outputs):
+def test_the_overlap_is_that_counted_by_hand() -> None:
+    training = tiny_training(tiny_settings(num_experts=4, combine="mixture"))
+    batch = random_batch((9, 11), (20,), samples=2)
+    found, overlaps = ExpertOverlap(ALONE), []
+    for sample, output in enumerate(
+        draft_all_positions(training.drafter, training.view(batch), batch)
+    ):
         found.add(batch, training.target.logits, sample, output)
         selected = batch.targets_exist(1) & (torch.arange(24) > batch.anchors[:, sample])
-        parts.append((output, selected, training.target.logits))
-    return found.read(), parts
-
-
-def test_overlap_and_entropies_are_those_counted_by_hand() -> None:
-    read, parts = _read()
-    overlaps, entropies, gates = [], [], []
-    for output, selected, logits in parts:
         for sequence, position in selected.nonzero().tolist():
-            distributions = logits(output.features[sequence, position, 0]).softmax(dim=-1)
+            distributions = training.target.logits(output.features[sequence, position, 0])
             tops = [set(probs.topk(4).indices.tolist()) for probs in distributions]
             overlaps.append(mean(len(a & b) / 4 for a, b in combinations(tops, 2)))
-            gate = output.gate[sequence, position].tolist()
-            entropies.append(-sum(p * math.log(p) for p in gate))
-            gates.append(gate)
-    mean_gate = [sum(column) / len(gates) for column in zip(*gates, strict=True)]
-    assert read["positions"] == len(gates) > 0
-    assert read["top_overlap"] == pytest.approx(sum(overlaps) / len(overlaps))
-    assert read["router_entropy"] == pytest.approx(sum(entropies) / len(entropies))
-    assert read["mean_gate"] == pytest.approx(mean_gate)
-    assert read["load_entropy"] == pytest.approx(-sum(p * math.log(p) for p in mean_gate))
-    assert read["load_entropy"] >= read["router_entropy"]
-
-
-@pytest.mark.parametrize(("combine", "num_experts"), [("sum", 2), ("mixture", 1)])
-def test_without_distributions_to_compare_there_is_no_overlap(
-    combine: str, num_experts: int
-) -> None:
-    read, _ = _read(combine, num_experts)
-    assert read["top_overlap"] is None
-    assert 0 <= read["router_entropy"] <= read["load_entropy"] + 1e-6
-    assert read["load_entropy"] <= math.log(num_experts) + 1e-6
+    assert found.read()["top_overlap"] == pytest.approx(mean(overlaps))
 
 
 def test_equal_experts_have_everything_in_common_and_different_ones_nothing() -> None:
@@ -81,8 +53,7 @@ def test_a_trained_drafter_knows_how_different_its_experts_are(workshop: Path) -
     record = json.loads((folder / "config.json").read_text())["record"]
     experts = record["evaluation"]["experts"]
     assert 0 <= experts["top_overlap"] <= 1
-    assert 0 <= experts["router_entropy"] <= experts["load_entropy"] <= math.log(2) + 1e-9
-    assert experts["positions"] == record["evaluation"]["validation"]["positions"]
+    assert 0 <= record["evaluation"]["validation"]["router_entropy"] <= math.log(2) + 1e-9
 
 
 def test_acceptance_is_recorded_along_the_paths_of_decoding(workshop: Path) -> None:
