@@ -11,7 +11,6 @@ from collections.abc import Callable, Sequence
 from typing import Annotated, Any
 
 import typer
-from safetensors import SafetensorError
 
 from jakiro import __version__
 from jakiro.cli.bench import bench
@@ -81,9 +80,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         # `--debug` is removed here, so that it may come before or after the name of the command.
         words_of_command = [word for word in words if word != _DEBUG]
         code = app(words_of_command or ["--help"], prog_name="jakiro", standalone_mode=False)
-    except (
-        *(JakiroError, ModuleNotFoundError, OSError, SafetensorError, typer.TyperException),
-    ) as error:
+    except Exception as error:
         explained = _explainable(error)
         if explained is None:
             raise
