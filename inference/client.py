@@ -1,5 +1,6 @@
 """A client of a server with OpenAI's interface, and what it shares with other clients."""
 
+import time
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -78,6 +79,7 @@ class ServerClient:
 
     def __init__(self, url: str, key: str | None = None, seconds: float = 600.0) -> None:
         self.url = server_address(url)
+        self.seconds = seconds
         self.model = ""  # until `connect` is called
         self._has_key = key is not None
         self._http = httpx2.Client(
@@ -103,9 +105,12 @@ class ServerClient:
         chosen = [name for name in names if model in (None, name)]
         if len(chosen) != 1:
             raise ConfigError(
-                f"--model must name one of the models of the server at {self.url}",
-                expected=f"one of {', '.join(names)}",
-                got=model,
+                f"the server at {self.url} does not have this model"
+                if model is not None
+                else f"the server at {self.url} has several models, or none",
+                expected=f"one of {', '.join(names)}" if names else "a server with a model",
+                got=model or f"no --model, and {len(names)} models",
+                remedy="choose one with --model",
             )
         self.model = chosen[0]
 
@@ -136,14 +141,22 @@ class ServerClient:
         self._http.close()
 
     def _send(self, method: str, path: str, **content: Any) -> httpx2.Response:
-        try:
-            response = self._http.request(method, path, **content)
-        except httpx2.HTTPError as error:
-            raise ResourceError(
-                f"cannot reach the server at {self.url}",
-                got=describe(error),
-                remedy="start the server, or check --url",
-            ) from error
+        """Return the response; a request to a busy server is sent again."""
+        started = time.monotonic()
+        while True:
+            try:
+                response = self._http.request(method, path, **content)
+            except httpx2.HTTPError as error:
+                raise ResourceError(
+                    f"cannot reach the server at {self.url}",
+                    expected="a server that is running and can be reached from here",
+                    got=describe(error),
+                    remedy="start the server, or check --url",
+                ) from error
+            is_busy = response.status_code == httpx2.codes.TOO_MANY_REQUESTS
+            if not is_busy or time.monotonic() - started > self.seconds:
+                break
+            time.sleep(min(seconds_to_wait(response.headers.get("retry-after")), self.seconds))
         if response.status_code in (httpx2.codes.UNAUTHORIZED, httpx2.codes.FORBIDDEN):
             raise key_error(self.url, response.status_code, has_key=self._has_key)
         return response

@@ -39,6 +39,10 @@ class _Handler(logging.StreamHandler):  # type: ignore[type-arg]
     def stream(self) -> Any:
         return sys.stderr
 
+    def emit(self, record: logging.LogRecord) -> None:
+        if sys.stderr is not None:  # as in a service without one
+            super().emit(record)
+
 
 def _is_first_process(_record: logging.LogRecord) -> bool:
     # The rank is read for each record, because a launcher may set it after the first import.

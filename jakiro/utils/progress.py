@@ -94,13 +94,7 @@ class ProgressDisplay(Progress):
         while not self._stopped.wait(INTERVAL):
             for task in self.tasks:
                 if not task.finished:
-                    self.console.print(self.line_of(task), highlight=False, soft_wrap=True)
-
-    def line_of(self, task: Task) -> str:
-        """Return what the columns say about a task, without bars."""
-        columns = (column for column in self.columns if isinstance(column, ProgressColumn))
-        texts = (column.render(task) for column in columns if not isinstance(column, BarColumn))
-        return " ".join(filter(None, map(str, texts)))
+                    self.console.print(line_of(task), highlight=False, soft_wrap=True)
 
 
 def untracked(description: str, total: int | None) -> Callable[[], None]:
@@ -140,3 +134,20 @@ def writing_progress(description: str, total: int) -> Iterator[Callable[[int, in
             display.update(task, completed=records, rate=rate)
 
         yield advance
+
+
+def line_of(task: Task) -> str:
+    """Return the progress of a task in words; the text of its field `rate` is part of them."""
+    done = f"{task.completed:,.0f}"
+    parts = [f"{done} of {task.total:,.0f}" if task.total is not None else done]
+    if rate := task.fields.get("rate"):
+        parts.append(str(rate))
+    parts.append(f"{_minutes(task.elapsed)} elapsed")
+    if task.time_remaining is not None and not task.finished:
+        parts.append(f"about {_minutes(task.time_remaining)} left")
+    return f"{task.description}: {', '.join(parts)}"
+
+
+def _minutes(seconds: float | None) -> str:
+    whole = int(seconds or 0)
+    return f"{whole // 60}:{whole % 60:02d}"

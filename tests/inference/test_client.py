@@ -1,9 +1,11 @@
 """A client of a real server, and of false ones that behave badly."""
 
 import socket
+import time
+from typing import Any
 
 import pytest
-from helpers.false_server import Made, false_server
+from helpers.false_server import MODELS, Made, completion, false_server
 from helpers.serving import MODEL, running, tiny_decoder
 
 from inference.client import ServerClient, seconds_to_wait
@@ -37,7 +39,7 @@ def test_texts_of_a_server_are_those_of_its_decoder() -> None:
         client.close()
         with pytest.raises(ConfigError, match=r"refuses the API key.*no key.*JAKIRO_API_KEY"):
             _connected(server.url)
-        with pytest.raises(ConfigError, match="--model must name one"):
+        with pytest.raises(ConfigError, match="does not have this model"):
             _connected(server.url, "tinny", KEY)
 
 
@@ -59,7 +61,7 @@ def test_a_text_that_is_no_address_is_refused(url: str) -> None:
     [
         (Made(404, {"detail": "Not Found"}), "no interface like OpenAI's"),
         (Made(200, b"<html>"), "no interface like OpenAI's"),
-        (Made(200, {"data": [{"id": "a"}, {"id": "b"}]}), "--model must name one.*a, b"),
+        (Made(200, {"data": [{"id": "a"}, {"id": "b"}]}), "one of a, b.*--model"),
     ],
 )
 def test_other_servers_are_refused(models: Made, message: str) -> None:
@@ -79,6 +81,23 @@ def test_an_answer_that_is_not_complete_is_an_error(made: Made) -> None:
         with pytest.raises(ResourceError, match=f"status {made.status}"):
             client.ask("a", max_tokens=1)
         client.close()
+
+
+def test_a_refused_request_is_sent_again_after_the_time_in_the_header() -> None:
+    times: list[float] = []
+
+    def answer(_: str, body: dict[str, Any]) -> Made:
+        assert body["model"] == MODELS["data"][0]["id"]
+        times.append(time.monotonic())
+        if len(times) < 3:
+            return Made(429, {"error": {"message": "busy"}}, {"retry-after": "0.1"})
+        return Made(body=completion(body["prompt"]))
+
+    with false_server(answer) as url:
+        client = _connected(url)
+        assert client.ask("Once", max_tokens=4).text == "Once"
+        client.close()
+    assert times[2] - times[0] >= 0.2
 
 
 def test_the_header_is_a_number_of_seconds() -> None:

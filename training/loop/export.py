@@ -1,6 +1,5 @@
 """Export of a run's drafters, with records of their training and model cards (README.md)."""
 
-import json
 import shutil
 import uuid
 from collections.abc import Callable, Mapping
@@ -170,14 +169,35 @@ used without this target.
 
 ## Measurements
 
-{% if measured -%}
-Measured on {{ prompts }} and on held-out text, with draft trees of the trained depth. Tau is the
-number of tokens per forward pass of the target; without a drafter, it is 1.
+{% if decoding -%}
+{{ decoding[0].prompts }} prompts ({{ prompts }}), with draft trees of the trained depth.
+Tau is the number of tokens per forward pass of the target; without a drafter, it is 1.
 
-```yaml
-{{ measured }}
-```
+| temperature | tau | acceptance at depth 1, 2, ... | tokens |
+|---|---|---|---|
+{% for result in decoding -%}
+| {{ "{:g}".format(result.temperature) }} | {{ "{:.2f}".format(result.tau) }} |
+{%- for share in result.conditional_acceptance_rate %}
+{{- "," if not loop.first }} {{ "{:.2f}".format(share) }}
+{%- endfor %} | {{ result.tokens }} |
+{% endfor %}
+{%- else -%}
+Tau was not measured.
+{% endif %}
+{% if validation -%}
+In {{ "{:.1%}".format(validation.levels[0].agreement) }} of {{ validation.positions }} drafts on
+held-out text, the drafter and the target agree on the most likely next token.
 
+{% if validation.accept_rate -%}
+Acceptance on held-out text at temperature 1, by position behind the last verified token, if the
+drafts before are accepted:
+{%- for share in validation.accept_rate %}
+{{- "," if not loop.first }} {{ "{:.2f}".format(share) }}
+{%- endfor %}
+{{- " (%.2f tokens per step of a chain)" % validation.tau_probabilistic
+    if validation.tau_probabilistic }}.
+
+{% endif -%}
 {% endif -%}
 Speed was not measured; `jakiro bench` measures it.
 
@@ -235,25 +255,16 @@ def model_card(config: JakiroConfig, engine: str | None = None) -> str:
         language="python" if engine is None else "bash",
         use=engine or _USE,
         data=", ".join(map(_quoted, paths)),
-        prompts=f"the prompts in {_quoted(prompts)}"
-        if prompts
-        else "the starts of held-out records",
+        prompts=f"from {_quoted(prompts)}" if prompts else "the starts of held-out records",
         start=_quoted(start) if start else None,
-        shown=_as_yaml(shown),
-        measured=_as_yaml(json.loads(json.dumps(evaluation), parse_float=_rounded)),
+        shown=yaml.safe_dump(shown, sort_keys=False).strip(),
+        decoding=evaluation.get("decoding"),
+        validation=evaluation.get("validation"),
         settings=settings,
         training=record["training"],
         provenance=record["provenance"],
     )
     return f"{str(card).rstrip()}\n"
-
-
-def _as_yaml(values: Mapping[str, Any]) -> str:
-    return yaml.safe_dump(values, sort_keys=False).strip() if values else ""
-
-
-def _rounded(number: str) -> float:
-    return round(float(number), 4)
 
 
 def _quoted(name: str) -> str:

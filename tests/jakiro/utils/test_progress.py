@@ -12,6 +12,7 @@ from jakiro.utils.progress import (
     COLUMNS_WITH_RATE,
     ProgressDisplay,
     in_background,
+    line_of,
     writing_progress,
 )
 
@@ -45,7 +46,7 @@ def test_without_a_terminal_lines_are_written_until_the_display_stops(
         display.add_task("Writing", total=1200)
         time.sleep(0.3)
     written = _text(console)
-    assert ("Writing 0/1200 0:00:00 elapsed -:--:-- left\n" in written) is is_shown
+    assert ("Writing: 0 of 1,200, 0:00 elapsed\n" in written) is is_shown
     time.sleep(0.1)
     assert _text(console) == written
 
@@ -64,15 +65,15 @@ def test_lines_name_the_rate_and_the_time_left() -> None:
     clock, display = _Clock(), ProgressDisplay(*COLUMNS_WITH_RATE, console=_console())
     display.get_time = clock
     known = display.add_task("Training", total=1200, rate="")
-    unknown = display.add_task("Counting", total=None, rate="")
+    unknown = display.add_task("Counting", total=None)
     clock.now += 11
     display.update(known, completed=120)
     clock.now += 20
     display.update(known, completed=360, rate="12 tokens/s")
     display.advance(unknown, 5000)
-    lines = [display.line_of(task) for task in display.tasks]
-    assert lines[0] == "Training 360/1200 12 tokens/s 0:00:31 elapsed 0:01:10 left"
-    assert lines[1] == "Counting 5000/? 0:00:31 elapsed -:--:-- left"
+    lines = [line_of(task) for task in display.tasks]
+    assert lines[0] == "Training: 360 of 1,200, 12 tokens/s, 0:31 elapsed, about 1:10 left"
+    assert lines[1] == "Counting: 5,000, 0:31 elapsed"
 
 
 def test_records_of_an_earlier_run_do_not_count_as_speed(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -90,8 +91,8 @@ def test_records_of_an_earlier_run_do_not_count_as_speed(monkeypatch: pytest.Mon
         advance(40, 21_000)
         clock.now += 600
         advance(60, 42_000)
-        words = "Writing 60/120 35 tokens/s 0:20:00 elapsed 0:30:00 left"
-        assert shown[0].line_of(shown[0].tasks[0]) == words
+        words = "Writing: 60 of 120, 35 tokens/s, 20:00 elapsed, about 30:00 left"
+        assert line_of(shown[0].tasks[0]) == words
 
 
 def test_the_result_of_a_call_in_the_background_arrives_when_the_call_has_ended() -> None:
