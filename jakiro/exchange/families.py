@@ -18,8 +18,7 @@ _KNOWN = (
     "a drafter of EAGLE-1, EAGLE-2, HASS, EAGLE-3, DFlash, JetSpec, DSpark, Mixture of Attentions "
     "or Jakiro"
 )
-# Drafters that cannot be imported, by what the names of their architectures contain. Without such a
-# name, they are refused because of their further tensors.
+# Drafters that cannot be imported, by what the names of their architectures or tensors contain.
 _REFUSED = {
     "dflash2": "DFlash2, whose layers have convolutions and whose drafts a selector chooses",
     "lilicorr": "LiLiCorr, whose drafts a network of its own corrects",
@@ -27,6 +26,12 @@ _REFUSED = {
     "eagle4": "EAGLE-4",
     "peagle": "P-EAGLE, which drafts from a trained hidden state of a mask",
     "mtp": "an MTP head, which is a layer of its target",
+}
+_REFUSED_TENSORS = {  # starts of names
+    "candidate_selector.": "dflash2",
+    "mask_hidden": "peagle",
+    "mtp.": "mtp",
+    "embed_proj.": "domino",
 }
 _NAME_KEYS = ("model_type", "speculators_model_type", "projector_type", "spec_decode_type")
 
@@ -46,7 +51,7 @@ def _refuse_others(checkpoint: DraftCheckpoint) -> None:
             "a drafter of this project",
             "use it as it is: `jakiro generate`, `jakiro bench` and `jakiro train` read it",
         )
-    if kind := _refused_kind(checkpoint.config):
+    if kind := _refused_kind(checkpoint.config, checkpoint.tensors):
         raise cannot_import(checkpoint.source, _KNOWN, kind)
 
 
@@ -67,10 +72,11 @@ def _reader_for(checkpoint: DraftCheckpoint) -> Reader:
     raise cannot_import(checkpoint.source, _KNOWN, got)
 
 
-def _refused_kind(config: Mapping[str, Any]) -> str | None:
+def _refused_kind(config: Mapping[str, Any], names: Iterable[str]) -> str | None:
     """Return what a published drafter is if it is of a kind that cannot be imported."""
     values = block_values(config)
     words = [*(values.get("architectures") or ()), *(values.get(key) for key in _NAME_KEYS)]
+    words += [kind for start, kind in _REFUSED_TENSORS.items() if _any(start, names)]
     words += ["peagle"] if values.get("parallel_drafting") else []
     kinds = " ".join(map(str, words)).lower().replace("-", "").replace("_", "")
     return next((text for kind, text in _REFUSED.items() if kind in kinds), None)
