@@ -1,6 +1,5 @@
 """A comparison measures all methods in the same way, and its figures add up."""
 
-import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -99,12 +98,10 @@ def test_all_methods_are_measured_and_greedy_tokens_are_those_of_the_target(
         assert sum(sample.turns for sample in method.samples) == len(RECORDS) + 1
         assert method.tokens == sum(sample.tokens for sample in method.samples)
         assert method.speedup_low <= method.speedup <= method.speedup_high
-        assert method.categories.keys() == {"code", "chat", "ids"}
         assert method.seconds_to_first_token > 0
     alone = document.figures("autoregressive", 0.0)
     assert alone.tau == 1.0
     assert alone.tokens == (len(RECORDS) + 1) * NEW_TOKENS
-    assert alone.seconds.draft < alone.seconds.verify
     assert document.figures("transformers", 1.0).speedup == 1.0
 
 
@@ -114,9 +111,7 @@ def test_figures_of_a_drafter_add_up(everything: ComparisonDocument) -> None:
         turns = sum(sample.turns for sample in one.samples)
         assert one.tau == pytest.approx((one.tokens - turns) / one.target_forwards)
         seconds = sum(sample.seconds for sample in one.samples)
-        assert sum(one.seconds.model_dump().values()) == pytest.approx(seconds)
         assert one.tokens_per_second == pytest.approx(one.tokens / seconds)
-        assert one.seconds_per_draft == pytest.approx(one.seconds.draft / one.target_forwards)
 
 
 def test_prompts_decoded_together_give_the_same_greedy_tokens(
@@ -138,9 +133,6 @@ def test_prompts_decoded_together_give_the_same_greedy_tokens(
 def test_the_document_survives_being_written(everything: ComparisonDocument) -> None:
     text = everything.model_dump_json()
     assert ComparisonDocument.model_validate_json(text).model_dump_json() == text
-    written = json.loads(text)["methods"][0]
-    assert written.keys() >= {"name", "tau", "speedup", "speedup_low", "speedup_high", "seconds"}
-    assert written["seconds"].keys() >= {"draft", "verify", "commit", "other"}
 
 
 def test_deterministic_and_fixed_trees_of_a_size_are_built(folder: Path, subject: Subject) -> None:

@@ -65,12 +65,8 @@ def test_a_run_is_trained_from_written_states_whose_damaged_shards_are_replaced(
     train(offline_run(tmp_path, steps=2, evaluation={"num_prompts": 0}))
     (shard,) = (tmp_path / "features").glob("*.safetensors")
     content = shard.read_bytes()
-    shard.write_bytes(content[:-1] + b"x")
-    assert exit_code(*words) == 0  # without --check, only sizes are compared
-    assert shard.read_bytes() != content
-    capsys.readouterr()
-    assert exit_code(*words, "--check") == 0
-    assert capsys.readouterr().out.startswith(f"damaged: {shard.name}\n")
+    shard.write_bytes(content[:-1])
+    assert exit_code(*words) == 0
     assert shard.read_bytes() == content
 
 

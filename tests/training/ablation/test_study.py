@@ -72,8 +72,6 @@ def test_a_study_trains_measures_and_continues_where_it_stopped(
     assert [interaction.temperature for interaction in results.interactions] == (
         [0.0, 1.0] if arms == SQUARE else []
     )
-    assert [found.arm for found in results.experts] == ["base", *arms]
-    assert [found.top_overlap is None for found in results.experts[:2]] == [False, True]
     assert "experts-1" in (out / "results.txt").read_text()
     assert json.loads((out / "study.json").read_text())["settings"]["seeds"] == seeds
     document = read_document(out / "measurements" / f"seed-{seeds - 1}.json")
