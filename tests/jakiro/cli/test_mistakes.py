@@ -31,7 +31,7 @@ MISTAKES = {
     "generate drafter Why? --device cuda": "no GPU",
     "generate drafter Why? --max-new-tokens 9999": "do not fit into the target's context",
     "generate drafter Why? --system short": "--system",
-    "generate drafter": "Missing argument 'PROMPT'",
+    "generate drafter": "Missing argument 'prompt'",
     "chat drafter": "chat template",
     f"{BENCH} --method lokup": "lokup",
     f"{BENCH} --method lookup --baseline aded": "--baseline",
