@@ -14,7 +14,6 @@ import torch
 
 from inference.engine.acceptance import AcceptResult, needs_no_host, read_results
 from inference.engine.context import Context, most_per_step
-from inference.engine.cuda_graph import GraphMemory
 from inference.engine.decode_step import DecodeStep
 from inference.engine.device_step import DeviceBatch, RecordedStep, Rows, UnreadStep
 from inference.engine.request import SequenceState
@@ -84,7 +83,7 @@ class CapturedSteps:
         is_live = torch.zeros_like(lengths, dtype=torch.bool)
         temperatures = torch.ones(count, dtype=torch.float64, device=device)
         self.rows = Rows(lengths, roots, is_live, temperatures)
-        self.memory = GraphMemory()
+        self.pool = torch.cuda.graph_pool_handle() if device.type == "cuda" else None
         self.recorded: dict[object, RecordedStep] = {}  # the most recently used is last
         self._tensors = _tensors_of(context)
 
@@ -225,7 +224,7 @@ class CapturedSteps:
         if recorded is None:
             rows, highest = self.rows.first(size), strides * STRIDE - most
             batch = DeviceBatch(self.context, rows, self.sampling, highest)
-            recorded = RecordedStep(batch, budget, self.memory)
+            recorded = RecordedStep(batch, budget, self.pool)
             self.num_recorded += 1
         self.recorded[key] = recorded
         if len(self.recorded) > MOST_RECORDED:

@@ -1,8 +1,7 @@
-"""Functions whose kernels are recorded as a CUDA graph, and what these refer to."""
+"""Functions whose kernels are recorded as a CUDA graph, and the random numbers they read."""
 
 import warnings
 from collections.abc import Callable, Sequence
-from functools import cached_property
 from math import prod
 from threading import Lock
 from typing import Any
@@ -16,19 +15,6 @@ from inference.sampling.random_numbers import StepRandom, StreamKey, numbers_of
 _RECORDING = Lock()  # torch records one CUDA graph at a time
 
 
-class GraphMemory:
-    """Memory for the temporary tensors of several recorded functions.
-
-    Calls of these functions must follow each other in one stream. Each function overwrites what the
-    others have left, except their results, which stay allocated as long as they are referenced.
-    """
-
-    @cached_property
-    def handle(self) -> Any:
-        """The identifier of the memory in torch."""
-        return torch.cuda.graph_pool_handle()
-
-
 class RecordedFunction:
     """A function whose kernels are launched together once they have been recorded.
 
@@ -39,6 +25,9 @@ class RecordedFunction:
     Args:
         state: tensors that the function changes and that a later call depends on. They keep their
             values while the function is recorded.
+        pool: memory for temporary tensors, from `torch.cuda.graph_pool_handle`. Functions that
+            share it must follow each other in one stream, and each overwrites what the others have
+            left, except their results.
     """
 
     def __init__(
@@ -46,12 +35,12 @@ class RecordedFunction:
         function: Callable[[], Tensor],
         state: Sequence[Tensor],
         device: torch.device,
-        memory: "GraphMemory | None" = None,
+        pool: Any = None,
     ) -> None:
         self._function = function
         self._state = tuple(state)
         self._device = device
-        self._memory = memory
+        self._pool = pool
         self._graph: torch.cuda.CUDAGraph | None = None
         self._is_recordable = device.type == "cuda"
         self._output: Tensor | None = None
@@ -97,7 +86,7 @@ class RecordedFunction:
             torch.cuda.stream(current),
             torch.cuda.graph(
                 graph,
-                pool=None if self._memory is None else self._memory.handle,
+                pool=self._pool,
                 stream=stream,
                 capture_error_mode="thread_local",
             ),
@@ -120,83 +109,31 @@ class FixedRandom(StepRandom):
         super().__init__((), device, num_uniforms)
         self._num_exponentials = 0
         self._numbers: Tensor | None = None  # at the fixed address
-        self._hosts: HostBuffers | None = None
 
     def replace(self, keys: Sequence[StreamKey]) -> None:
         """Copy the numbers of another step to the device, if any have been requested yet."""
         self._keys = keys
-        if self._numbers is None or self._hosts is None:
-            return
-        numbers = numbers_of(keys, self._num_uniforms, self._num_exponentials)
-        self._hosts.upload(numbers, self._numbers)
+        if self._numbers is not None:
+            numbers = numbers_of(keys, self._num_uniforms, self._num_exponentials)
+            if self._numbers.is_cuda:
+                numbers = numbers.pin_memory()
+            self._numbers.copy_(numbers, non_blocking=True)
 
     def exponentials(
         self, shapes: Sequence[tuple[int, int]]
     ) -> list[Float[Tensor, "batch parents m"]]:
-        """Return noise of the standard exponential distribution, for each level of the trees."""
         sizes = [prod(shape) for shape in shapes]
         numbers = self._with(sum(sizes))
         levels = numbers[:, self._num_uniforms :].split(sizes, dim=1)
         return [level.unflatten(1, shape) for level, shape in zip(levels, shapes, strict=True)]
 
     def uniforms(self, count: int) -> Float[Tensor, "batch count"]:
-        """Return numbers in [0, 1), by which the candidates of each sequence are accepted.
-
-        Args:
-            count: number of numbers for each sequence, at most `num_uniforms`.
-        """
         return self._with(self._num_exponentials)[:, :count]
 
     def _with(self, num_exponentials: int) -> Tensor:
         """Return the numbers, after allocating them at the first request."""
         if self._numbers is None or num_exponentials != self._num_exponentials:
             self._num_exponentials = num_exponentials
-            host = numbers_of(self._keys, self._num_uniforms, num_exponentials)
-            self._hosts = HostBuffers(host, self._device)
-            self._numbers = host.to(self._device)
+            numbers = numbers_of(self._keys, self._num_uniforms, num_exponentials)
+            self._numbers = self._copied(numbers)
         return self._numbers
-
-
-class HostBuffers:
-    """Two buffers on the host, which take turns because a copy from or to one may be under way."""
-
-    def __init__(self, like: Tensor, device: torch.device) -> None:
-        self._is_pinned = device.type == "cuda"
-        self._device = device
-        shape, dtype = like.shape, like.dtype
-        self._buffers = [
-            torch.empty(shape, dtype=dtype, pin_memory=self._is_pinned) for _ in range(2)
-        ]
-        self._copied: list[torch.cuda.Event | None] = [None, None]
-
-    def upload(self, values: Tensor, destination: Tensor) -> None:
-        """Copy values to the device."""
-        self._take_turns()
-        if (copied := self._copied[0]) is not None:
-            copied.synchronize()  # the last copy from this buffer, two uploads ago
-        self._buffers[0].copy_(values)
-        destination.copy_(self._buffers[0], non_blocking=True)
-        self._copied[0] = self._event()
-
-    def download(self, source: Tensor) -> tuple[Tensor, torch.cuda.Event | None]:
-        """Start to copy a tensor to the host.
-
-        Returns:
-            The copy, which is overwritten by the next call but one; and the event after which it is
-            complete, or None if it is complete already.
-        """
-        self._take_turns()
-        self._buffers[0].copy_(source, non_blocking=True)
-        self._copied[0] = self._event()
-        return self._buffers[0], self._copied[0]
-
-    def _take_turns(self) -> None:
-        self._buffers.reverse()
-        self._copied.reverse()
-
-    def _event(self) -> torch.cuda.Event | None:
-        if not self._is_pinned:
-            return None
-        event = torch.cuda.Event()
-        event.record(torch.cuda.current_stream(self._device))
-        return event

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -11,7 +11,7 @@ from torch import Tensor
 from inference.draft_tree import DraftTree
 from inference.engine.acceptance import accept_on_device, outcome_of
 from inference.engine.context import Context
-from inference.engine.cuda_graph import FixedRandom, GraphMemory, HostBuffers, RecordedFunction
+from inference.engine.cuda_graph import FixedRandom, RecordedFunction
 from inference.protocol import Budget, DeviceSession
 from inference.sampling.batch import BatchSampling
 from inference.sampling.random_numbers import StreamKey
@@ -64,15 +64,14 @@ class DeviceBatch(NamedTuple):
 class RecordedStep:
     """A decoding step with trees of one size, or without trees."""
 
-    def __init__(self, batch: DeviceBatch, budget: Budget | None, memory: GraphMemory) -> None:
+    def __init__(self, batch: DeviceBatch, budget: Budget | None, pool: Any) -> None:
         self._batch, self._budget = batch, budget
         device = batch.context.target.device
         self._random = FixedRandom(device, batch.context.most_queries)
-        state = (batch.rows.base_length, batch.rows.roots)
-        self._run = RecordedFunction(self._step, state, device, memory)
+        state = batch.rows[:2]  # base_length and roots
+        self._run = RecordedFunction(self._step, state, device, pool)
         self._tree: DraftTree | None = None
         self._logits: Tensor | None = None
-        self._hosts: HostBuffers | None = None
 
     def start(self, keys: Sequence[StreamKey]) -> UnreadStep:
         """Start the step, and the copy of its outcome to the host."""
@@ -83,8 +82,9 @@ class RecordedStep:
         assert self._logits is not None
         is_copied = None
         if outcome.is_cuda:
-            self._hosts = self._hosts or HostBuffers(outcome, outcome.device)
-            outcome, is_copied = self._hosts.download(outcome)
+            device = outcome.device
+            outcome, is_copied = outcome.to("cpu", non_blocking=True), torch.cuda.Event()
+            is_copied.record(torch.cuda.current_stream(device))
         return UnreadStep(self._tree, self._logits, outcome, is_copied, tuple(keys), self._budget)
 
     def _step(self) -> Int[Tensor, "batch fields"]:

@@ -8,8 +8,6 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from inference.engine.cuda_graph import GraphMemory
-
 
 class _Double:
     """What all doubles of a recorded function keep."""
@@ -19,11 +17,11 @@ class _Double:
         function: Callable[[], Tensor],
         state: Sequence[Tensor],
         device: torch.device,
-        memory: GraphMemory,
+        pool: object,
     ) -> None:
         super().__init__()
         self.function = function
-        self.memory = memory
+        self.pool = pool
         self.state = state
         self.addresses = [tensor.data_ptr() for tensor in state]
         self.output: Tensor | None = None

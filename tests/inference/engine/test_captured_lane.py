@@ -119,8 +119,6 @@ def test_few_steps_are_recorded_for_any_number_of_sequences(
     assert {4, 2} <= set(batch_sizes) <= {4, 2, 1}
     assert lane.captured is not None
     assert len(lane.captured.recorded) == len(set(batch_sizes))
-    (memory,) = {step._run.memory for step in lane.captured.recorded.values()}
-    assert memory is lane.captured.memory
     for work, state in zip(works, states, strict=True):
         assert state.new_token_ids == work.alone(decoder).new_token_ids
 
