@@ -22,7 +22,7 @@ converted into a `DraftTree`, which holds the tensors of a whole batch on the de
 accepted on the device, or on the host from one `SequenceTree` per sequence.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from enum import IntEnum
 
@@ -56,6 +56,10 @@ class SparseDistribution:
     ids: Int[Tensor, "batch parents m"]
     probs: Float[Tensor, "batch parents m"]
 
+    def each(self, change: Callable[[Tensor], Tensor]) -> "SparseDistribution":
+        """Return the distributions after the same change of ids and probabilities."""
+        return SparseDistribution(change(self.ids), change(self.probs))
+
 
 @dataclass(frozen=True)
 class DraftTree:
@@ -80,7 +84,7 @@ class DraftTree:
 
     @property
     def num_nodes(self) -> int:
-        """The number of candidates in each tree, including padding."""
+        """The number of candidates, including padding."""
         return self.token_ids.shape[1]
 
     @classmethod
@@ -139,13 +143,9 @@ class DraftTree:
         probs = self.draft_probs
         if probs is not None:
             source = torch.cat((torch.zeros_like(index[:, :1]), index + 1), dim=1)[:, :, None]
-            probs = SparseDistribution(
-                *(
-                    part.gather(1, source.expand(-1, -1, part.shape[2]))
-                    for part in (probs.ids, probs.probs)
-                )
-            )
-        chain = DraftTree(
+            probs = probs.each(lambda part: part.gather(1, source.expand(-1, -1, part.shape[2])))
+        chain = replace(
+            self,
             token_ids=self.token_ids.gather(1, index),
             parent=ascending - 1,
             depth=ascending + 1,
@@ -154,7 +154,6 @@ class DraftTree:
             rank=torch.zeros_like(index),
             proposer_id=self.proposer_id.gather(1, index),
             is_valid=is_valid,
-            base_length=self.base_length,
             max_depth=nodes.shape[1],
             max_siblings=min(1, nodes.shape[1]),
             draft_probs=probs,
@@ -164,22 +163,12 @@ class DraftTree:
     def of_sequences(self, indices: Sequence[int]) -> "DraftTree":
         """Return the trees of the sequences at these batch indices."""
         index = indices_on(self.token_ids.device, indices)
+        fields = vars(self).items()
+        taken = {name: part[index] for name, part in fields if isinstance(part, Tensor)}
         probs = self.draft_probs
-        return replace(
-            self,
-            token_ids=self.token_ids[index],
-            parent=self.parent[index],
-            depth=self.depth[index],
-            score=self.score[index],
-            kind=self.kind[index],
-            rank=self.rank[index],
-            proposer_id=self.proposer_id[index],
-            is_valid=self.is_valid[index],
-            base_length=self.base_length[index],
-            draft_probs=None
-            if probs is None
-            else SparseDistribution(probs.ids[index], probs.probs[index]),
-        )
+        if probs is not None:
+            probs = probs.each(lambda part: part[index])
+        return replace(self, **taken, draft_probs=probs)
 
     def to_step(
         self, roots: Int[Tensor, "batch 1"], spec: TargetSpec, highest: int, start: int | None
@@ -214,7 +203,7 @@ class DraftTree:
             extra: all others that the host needs, because a step copies from the device only once.
         """
         fields = [self.token_ids, self.parent, self.depth, self.kind, self.rank, self.proposer_id]
-        fields += [self.is_valid.long()] if extra is None else [self.is_valid.long(), extra]
+        fields += [self.is_valid.long(), *([] if extra is None else [extra])]
         return torch.cat(fields, dim=1)
 
     def unpacked(
@@ -279,9 +268,8 @@ class SequenceTree:
         """Return the ids and probabilities that children of `parent` were sampled from."""
         if self.draft_probs is None:
             raise ValueError(f"the sampled candidates under node {parent} come without draft_probs")
-        return self.draft_probs.ids[self.index, parent + 1], self.draft_probs.probs[
-            self.index, parent + 1
-        ]
+        here = self.index, parent + 1
+        return self.draft_probs.ids[here], self.draft_probs.probs[here]
 
     def follow(self, token_ids: Sequence[int]) -> list[int]:
         """Return the nodes along a path of tokens from the root, as far as the tree contains it."""
