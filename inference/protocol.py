@@ -236,12 +236,6 @@ class DraftSession(ABC):
     def reserve(self, capacity: int) -> None:
         """Make room for sequences of up to `capacity` tokens."""
 
-    def clear_unused(self) -> None:
-        """Overwrite with zeros the memory of sequences that have left, which may contain NaN.
-
-        Masks do not hide NaN from the sequences that will use this memory.
-        """
-
     def close(self) -> None:
         """Free the memory of the session."""
 

@@ -108,8 +108,5 @@ class DelegatingSession(AdaptiveSession):
     def reserve(self, capacity: int) -> None:
         self.session.reserve(capacity)
 
-    def clear_unused(self) -> None:
-        self.session.clear_unused()
-
     def close(self) -> None:
         self.session.close()

@@ -218,15 +218,11 @@ class DecodeBatch:
     def retire(self, is_finished: Sequence[bool]) -> None:
         """Remove complete sequences, after an adaptive session has learned from them as a whole."""
         session = self.context.session
-        finished = [index for index, ended in enumerate(is_finished) if ended]
-        has_failed = any(self.live[index].error is not None for index in finished)
         if isinstance(session, AdaptiveSession):
-            for index in finished:
-                if self.live[index].error is None:
-                    session.on_finished(index, self.live[index].token_ids)
+            for index, (state, ended) in enumerate(zip(self.live, is_finished, strict=True)):
+                if ended and state.error is None:
+                    session.on_finished(index, state.token_ids)
         self._keep([not ended for ended in is_finished])
-        if has_failed:
-            self.context.clear_unused()
 
     def _keep(self, is_kept: Sequence[bool]) -> None:
         still = remaining(is_kept)

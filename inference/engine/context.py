@@ -345,12 +345,6 @@ class Context:
             count = len(self.lengths)
             self.session = self.drafter.new_session(sampling, self.cache.capacity, count)
 
-    def clear_unused(self) -> None:
-        """Overwrite with zeros the memory of sequences that have left, which may contain NaN."""
-        self.cache.clear_unused()
-        if self.session is not None:
-            self.session.clear_unused()
-
     @torch.inference_mode()
     def reserve(self, capacity: int) -> None:
         """Make room for sequences of `capacity` tokens; a cache that grows at least doubles."""

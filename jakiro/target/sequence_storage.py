@@ -78,12 +78,6 @@ class SequenceStorage:
         if num_slots > self._storage.shape[-2]:
             self._replace(self._storage.shape[self._dim], num_slots)
 
-    def clear_unused(self) -> None:
-        """Overwrite with zeros the rows that no sequence uses."""
-        count = self._storage.shape[self._dim] - self._count
-        self._storage.narrow(self._dim, self._count, count).zero_()
-        self._num_left[self._count :] = [0] * count
-
     @property
     def num_rows(self) -> int:
         """The number of sequences for which there is room."""
@@ -142,11 +136,6 @@ class SequenceStorages(ABC):
             for storage in self._storages:
                 storage.reserve(bucketed(capacity))
             self._update()
-
-    def clear_unused(self) -> None:
-        """Overwrite with zeros the rows that no sequence uses."""
-        for storage in self._storages:
-            storage.clear_unused()
 
     @property
     def capacity(self) -> int:

@@ -306,9 +306,6 @@ class TrainedSession(DeviceSession):
     def reserve(self, capacity: int) -> None:
         self.cache.reserve(capacity + self.scratch)
 
-    def clear_unused(self) -> None:
-        self.cache.clear_unused()
-
     def close(self) -> None:
         del self.cache
 

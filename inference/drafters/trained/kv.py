@@ -256,10 +256,6 @@ class DrafterCache:
         for cache in self._all:
             cache.reserve(capacity)
 
-    def clear_unused(self) -> None:
-        for cache in self._all:
-            cache.clear_unused()
-
     @property
     def buffers(self) -> list[KVBuffer]:
         """All buffers of verified tokens except the cache of the target's last layers."""

@@ -231,7 +231,6 @@ def test_a_failed_sequence_leaves_no_nan_in_its_place(
             own._num_left = [0] * own.num_rows
             append(own, other)
 
-        monkeypatch.setattr(Context, "clear_unused", lambda _: None)
         monkeypatch.setattr(SequenceStorage, "append", planted)
     never = {"logits_processor": LogitsProcessorList([Forces(10, 99)])}
     # Joining overwrites the first bucket of slots, so the NaN must be in the second one.
