@@ -31,12 +31,6 @@ class FadingRates:
             self._counts[0] += successes
             self._counts[1] += trials
 
-    def counts(self) -> tuple[Float64[np.ndarray, "*shape"], Float64[np.ndarray, "*shape"]]:
-        """Return the weighted numbers of successes and of trials of every cell."""
-        with self._lock:
-            successes, trials = self._counts.copy()
-        return successes, trials
-
     def rates(
         self, cells: Cells, prior: float | NDArray[np.float64], doubt: float
     ) -> NDArray[np.float64]:
@@ -48,8 +42,3 @@ class FadingRates:
         with self._lock:
             successes, trials = (counts[cells] for counts in self._counts)
         return (successes + doubt * prior) / (trials + doubt)
-
-    def clear(self) -> None:
-        """Discard all trials."""
-        with self._lock:
-            self._counts.fill(0.0)

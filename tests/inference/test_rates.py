@@ -1,4 +1,4 @@
-"""Fading rates: they converge, follow recent trials cell by cell, and can be cleared."""
+"""Fading rates converge, and follow recent trials cell by cell."""
 
 import numpy as np
 import pytest

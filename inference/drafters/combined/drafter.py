@@ -4,12 +4,11 @@ The number of sampled nodes is fixed before sampling, so that acceptance stays e
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from threading import Lock
 
 import numpy as np
 from torch.nn.functional import pad
 
-from inference.draft_tree import ROOT, DraftTree, SequenceTree, SparseDistribution
+from inference.draft_tree import ROOT, DraftTree, SequenceTree
 from inference.drafters.aded.drafter import AdedDrafter
 from inference.drafters.base import TokenSession
 from inference.drafters.candidates import Candidates, to_tree
@@ -34,7 +33,6 @@ from inference.protocol import (
     DraftSession,
     RequestCounter,
     VerifyResult,
-    request_counter_of,
 )
 from inference.sampling.grammar import GrammarProcessor
 from inference.sampling.options import Sampling
@@ -67,17 +65,14 @@ class CombinedDrafter(DelegatingDrafter, CostAware):
         self._costs: DraftCosts | None = None
         self._cascades: dict[tuple[bool, TreeShape], Cascade] = {}
         # If other decoders also use the second drafter, they share its request counter.
-        self._shared_counter = request_counter_of(second)
-        self._counter = self._shared_counter or RequestCounter()
+        self._counter = second.request_counter or RequestCounter()
         self.request_counter = self._counter
         self.bytes_per_token = first.bytes_per_token + second.bytes_per_token
         self.second_id = 1
         if isinstance(first, TrainedDrafter):
             self.second_id = first.model.config.settings.experts.num_active
         self.proposer_names = (*first.proposer_names, *second.proposer_names)
-        self._knowledge: dict[tuple[bool, TreeShape], Knowledge] = {}
-        self._num_resets = self._counter.num_resets
-        self._lock = Lock()
+        self._knowledge: dict[tuple[bool, TreeShape, int], Knowledge] = {}
 
     @property
     def slow_part(self) -> TrainedDrafter | SmallLMDrafter:
@@ -114,28 +109,17 @@ class CombinedDrafter(DelegatingDrafter, CostAware):
     def knowledge(self, do_sample: bool, shape: TreeShape) -> Knowledge:
         """Return the statistics for greedy decoding or sampling with trees of one shape.
 
-        If the second drafter was reset separately, all statistics are discarded first.
+        They start anew after a reset, also of the second drafter alone.
         """
-        key = do_sample, shape
-        with self._lock:
-            if self._counter.num_resets != self._num_resets:
-                self._forget()
-            if key not in self._knowledge:
-                self._knowledge[key] = Knowledge(shape)
-            return self._knowledge[key]
+        key = do_sample, shape, self._counter.num_resets
+        return self._knowledge.setdefault(key, Knowledge(shape))
 
     def reset(self) -> None:
+        self._knowledge.clear()
         if isinstance(self.second, AdaptiveDrafter):
             self.second.reset()
-        if self._shared_counter is None:
+        else:
             self._counter.reset()
-        with self._lock:
-            self._forget()
-
-    def _forget(self) -> None:
-        self._num_resets = self._counter.num_resets
-        for knowledge in self._knowledge.values():
-            knowledge.clear()
 
 
 class CombinedSession(AdaptiveSession):
@@ -240,10 +224,6 @@ class CombinedSession(AdaptiveSession):
         self.first.reserve(capacity)
         self.second.reserve(capacity)
 
-    def clear_unused(self) -> None:
-        self.first.clear_unused()
-        self.second.clear_unused()
-
     def close(self) -> None:
         self.first.close()
         self.second.close()
@@ -313,7 +293,5 @@ def mixed_tree(kept: Sequence[Candidates], first: DraftTree) -> DraftTree:
     probs = first.draft_probs
     if probs is not None:  # nothing is sampled below the candidates of the second drafter
         more = max(len(part.token_ids) for part in kept) + 1 - probs.ids.shape[1]
-        probs = SparseDistribution(
-            *(pad(part, (0, 0, 0, more)) for part in (probs.ids, probs.probs))
-        )
+        probs = probs.each(lambda part: pad(part, (0, 0, 0, more)))
     return to_tree(kept, first.base_length, probs)

@@ -44,7 +44,7 @@ class CombinedSettings(Settings):
 class Calibration:
     """Acceptance rates by source, depth and score, learned online; thread-safe.
 
-    A candidate is right if its path equals the emitted tokens. A rate is the probability that a
+    A rate is the probability that a
     candidate is right if its parent is right. Without observations, the rate is the candidate's
     score, multiplied by the trust in its source.
     """
@@ -75,9 +75,6 @@ class Calibration:
         np.add.at(right, cells, is_right.astype(float))
         np.add.at(observed, cells, 1.0)
         self._learned.add(right, observed)
-
-    def clear(self) -> None:
-        self._learned.clear()
 
 
 def _cells(
@@ -252,9 +249,6 @@ class SampledNodes:
         """Return the expected number of accepted nodes of a sampled tree."""
         return float(self._learned.rates(shape_cells(shape), 0.5, DOUBT_OF_NODES).sum())
 
-    def clear(self) -> None:
-        self._learned.clear()
-
 
 def sampled_budget(
     sampled: SampledNodes,
@@ -317,10 +311,6 @@ class Knowledge:
     def __init__(self, shape: TreeShape) -> None:
         self.candidates = Calibration()
         self.sampled = SampledNodes(shape)
-
-    def clear(self) -> None:
-        self.candidates.clear()
-        self.sampled.clear()
 
     def learn(self, pool: CandidatePool, emitted: Sequence[int]) -> None:
         """Count which candidates proved right."""

@@ -1,4 +1,4 @@
-"""Statistics of two drafters: rates converge, fade, can be cleared, and divide sampled trees."""
+"""Statistics of two drafters: rates converge, fade, and divide sampled trees."""
 
 import numpy as np
 import pytest
@@ -51,8 +51,7 @@ def test_node_rates_are_learned_from_sampled_trees_of_any_size() -> None:
     assert sampled.worth(shape) == pytest.approx(2.0, abs=0.1)
     chain = shape.model_copy(update={"children": 1})
     assert sampled.worth(chain) == pytest.approx(1.0, abs=0.1)
-    sampled.clear()
-    assert sampled.worth(chain) == 1.0
+    assert SampledNodes(shape).worth(chain) == 1.0
 
 
 def test_fewer_nodes_are_sampled_only_where_guesses_win_more() -> None:
@@ -85,5 +84,3 @@ def test_guesses_that_are_never_right_gain_nothing() -> None:
         knowledge.learn(pool, [4, 3])
     assert knowledge.gains(guess)[0] < 0.05
     assert knowledge.gains(Candidates.none()) == []
-    knowledge.clear()
-    assert knowledge.gains(guess)[0] > 0.1
