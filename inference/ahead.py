@@ -55,8 +55,6 @@ class AheadDecoder(SpeculativeDecoder):
 
 
 class _Ahead(NamedTuple):
-    """A tree below guessed tokens."""
-
     token_ids: list[int]  # all tokens of the sequence, if the guess is right
     known: int  # length of the session before the guess
     tree: DraftTree
@@ -73,12 +71,10 @@ class AheadRun(DecodeRun):
         self._worker = ThreadPoolExecutor(1)
 
     def append(self, context: Context, sequences: Sequence[SequenceState]) -> None:
-        """Add sequences, after the session has forgotten a guess."""
         self._forget()
         super().append(context, sequences)
 
     def close(self) -> None:
-        """Free the caches, as `DecodeRun` does, and end the thread."""
         super().close()
         self._worker.shutdown()
 
@@ -95,7 +91,6 @@ class AheadRun(DecodeRun):
         return super()._proposed(token_ids, budget, random)
 
     def _verify(self, tree: DraftTree) -> Float[Tensor, "batch queries vocab"]:
-        """Return the target's logits, and draft the next tree meanwhile."""
         is_alone = len(self.live) == 1 and self.live[0].request.sampling.grammar is None
         if not is_alone or self._budget is None or not tree.num_nodes:
             return super()._verify(tree)

@@ -37,12 +37,10 @@ def server_address(url: str) -> str:
 
 
 def describe(error: Exception) -> str:
-    """Return the kind and the text of an error in one line."""
     return f"{type(error).__name__}: {str(error) or 'no further description'}"
 
 
 def key_error(url: str, status: int, *, has_key: bool) -> ConfigError:
-    """Return the error for a server that does not accept the key."""
     return ConfigError(
         f"the server at {url} refuses the API key",
         expected="a key that the server accepts",
@@ -115,7 +113,6 @@ class ServerClient:
         self.model = chosen[0]
 
     def ask(self, prompt: ServerPrompt, **options: Any) -> ServerAnswer:
-        """Return the answer to a prompt: a text or token ids to continue, or messages."""
         is_chat = not isinstance(prompt, str) and isinstance(prompt[0], Mapping)
         content = prompt if isinstance(prompt, str) else list(prompt)
         body: dict[str, Any] = {"model": self.model, "messages" if is_chat else "prompt": content}

@@ -184,7 +184,6 @@ class SpeculativeDecoder:
 
     @property
     def is_captured(self) -> bool:
-        """Whether decoding steps are captured, as the argument `captured` requested."""
         return self._pool is not None
 
     @property

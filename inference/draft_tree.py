@@ -84,7 +84,6 @@ class DraftTree:
 
     @property
     def num_nodes(self) -> int:
-        """The number of candidates, including padding."""
         return self.token_ids.shape[1]
 
     @classmethod
@@ -161,7 +160,6 @@ class DraftTree:
         return chain, nodes
 
     def of_sequences(self, indices: Sequence[int]) -> "DraftTree":
-        """Return the trees of the sequences at these batch indices."""
         index = indices_on(self.token_ids.device, indices)
         fields = vars(self).items()
         taken = {name: part[index] for name, part in fields if isinstance(part, Tensor)}
@@ -193,7 +191,6 @@ class DraftTree:
         )
 
     def to_host(self) -> list["SequenceTree"]:
-        """Return each sequence's tree on the host."""
         return self.unpacked(self.packed().tolist())[0]
 
     def packed(self, extra: Int[Tensor, "batch any"] | None = None) -> Int[Tensor, "batch fields"]:
@@ -209,7 +206,6 @@ class DraftTree:
     def unpacked(
         self, packed: Sequence[list[int]], indices: Sequence[int] | None = None
     ) -> tuple[list["SequenceTree"], list[list[int]]]:
-        """Return sequences' trees and further integers, given the integers of `packed()`."""
         count = self.num_nodes
         columns = [
             [values[field * count : (field + 1) * count] for field in range(NUM_FIELDS)]
@@ -223,7 +219,6 @@ class DraftTree:
         return trees, [values[NUM_FIELDS * count :] for values in packed]
 
     def sequence_tree(self) -> "SequenceTree":
-        """Return the tree of the first sequence on the host."""
         return self.to_host()[0]
 
 

@@ -38,8 +38,6 @@ _Target = tuple[PreTrainedModel, PreTrainedTokenizerBase]
 
 
 class Parts(NamedTuple):
-    """The parts of a decoder."""
-
     target: PreTrainedModel
     drafter: JakiroDrafter | Drafter | Pair
     tokenizer: PreTrainedTokenizerBase
@@ -68,7 +66,6 @@ def load_parts(drafter: str | Path, target: str | Path | None, **load: Any) -> P
 
 
 def parts_over(drafter: str, target: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> Parts:
-    """Return the parts of a decoder for a loaded target; this raises the errors of `load_parts`."""
     return _parts(drafter, lambda _: (target, tokenizer))
 
 
@@ -113,7 +110,6 @@ def with_second(
 def build_untrained(
     name: UntrainedName, target: PreTrainedModel, tokenizer: PreTrainedTokenizerBase
 ) -> AdedDrafter | LookupDrafter | SmallLMDrafter:
-    """Return a drafter that needs no training."""
     if name.kind == LOOKUP:
         return LookupDrafter(_settings(LookupSettings, name))
     if name.kind == LM:

@@ -52,7 +52,6 @@ def outputs_of(
     steps: Sequence[DecodeStep],
     tokenizer: PreTrainedTokenizerBase | None = None,
 ) -> list[GenerateOutput]:
-    """Return the output of each request of a finished run."""
     by_sequence: list[list[DecodeStep]] = [[] for _ in run.sequences]
     for step in steps:
         by_sequence[step.index].append(step)

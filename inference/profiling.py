@@ -59,8 +59,6 @@ _LAYER_SCALE = 0.01  # of the matrices through which layers change the hidden st
 
 @dataclass(frozen=True)
 class Scale:
-    """Sizes that determine what is measured, and how long it takes."""
-
     model: dict[str, int]
     draft_vocab_size: int
     tree: TreeShape
@@ -102,7 +100,6 @@ class Cycle:
         self._on_host: list[int] = successor.tolist()
 
     def following(self, token: int, count: int) -> list[int]:
-        """Return the next `count` tokens after a token."""
         tokens: list[int] = []
         for _ in range(count):
             token = self._on_host[token]
@@ -110,7 +107,6 @@ class Cycle:
         return tokens
 
     def levels(self, root: Int[Tensor, "batch 1"], depth: int) -> Int[Tensor, "batch depth"]:
-        """Return the right tokens at depths 1 to `depth`, without waiting for the device."""
         tokens = [root]
         for _ in range(depth):
             tokens.append(self.successor[tokens[-1]])
@@ -177,7 +173,6 @@ class CycleDrafter(TrainedDrafter):
         self.num_right = num_right
 
     def new_session(self, sampling: Sampling, capacity: int, batch: int = 1) -> "CycleSession":
-        """Return a session for `batch` sequences of up to `capacity` tokens."""
         return CycleSession(self, sampling, capacity, batch)
 
     def with_right_tokens(self, tree: DraftTree, root: Int[Tensor, "batch 1"]) -> DraftTree:
@@ -202,12 +197,9 @@ class CycleDrafter(TrainedDrafter):
 
 
 class CycleSession(TrainedSession):
-    """A session whose trees have the right tokens on one path."""
-
     drafter: CycleDrafter
 
     def propose(self, budget: Budget, random: StepRandom) -> DraftTree:
-        """Return the drafted trees with other tokens."""
         assert self.root is not None
         return self.drafter.with_right_tokens(super().propose(budget, random), self.root)
 
@@ -290,7 +282,6 @@ class GPUProfile:
         self.drafter = drafter.eval().to(device=device, dtype=self.target.dtype)
 
     def rows(self) -> Iterator[dict[str, Any]]:
-        """Yield the milliseconds per token of every arm, and its speed over the baseline."""
         for batch in self.scale.batches:
             generator = torch.Generator().manual_seed(batch)
             size = (batch, self.scale.context)
@@ -368,7 +359,6 @@ class GPUProfile:
         *,
         captured: bool = False,
     ) -> DecodeRun:
-        """Return a decoding run that has not started yet."""
         requests, _ = prepare_requests(
             self.target.model,
             prompts,

@@ -20,8 +20,6 @@ from jakiro.target.step import StepOutput
 
 
 class Budget(NamedTuple):
-    """Limits of one draft tree."""
-
     num_nodes: int
     depth: int | None = None  # largest depth; None to leave it to the drafter
 

@@ -92,14 +92,14 @@ def costs_with(target: TargetAdapter, drafter: Drafter | None) -> Costs:
     drafting of all other drafters costs nothing.
     """
     slow = drafter.slow_part if isinstance(drafter, CostAware) else drafter
+    key: list[object] = []
     if isinstance(slow, TrainedDrafter):
-        key: list[object] = [slow.model.config.settings.model_dump(mode="json")]
-        key.append(slow.forms)
-        return _kept(target, key, lambda: _measured(target, slow))
-    if isinstance(slow, SmallLMDrafter):
+        key = [slow.model.config.settings.model_dump(mode="json"), slow.forms]
+    elif isinstance(slow, SmallLMDrafter):
         key = [slow.model.spec.fingerprint, slow.settings.model_dump(mode="json")]
-        return _kept(target, key, lambda: _measured(target, slow))
-    return _kept(target, [], lambda: _measured(target, None))
+    else:
+        slow = None
+    return _kept(target, key, lambda: _measured(target, slow))
 
 
 def _kept(target: TargetAdapter, key: Sequence[object], measure: Callable[[], Costs]) -> Costs:
@@ -242,7 +242,6 @@ def fill(target: TargetAdapter, cache: SlotCache, length: int) -> None:
 def verifications(
     target: TargetAdapter, node_counts: Sequence[int]
 ) -> dict[int, Callable[[], object]]:
-    """Return, for each number of nodes, a function that verifies a chain of this length."""
     longest = target.spec.max_position
     context = min(CONTEXT, longest // 2)
     again = REPLAYED if target.spec.replays else 0

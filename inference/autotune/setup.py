@@ -157,7 +157,6 @@ def chains(trees: TreeShape | TreePlan, *, only_sampled: bool) -> TreePlan:
 
 
 def largest_trees(drafter: JakiroDrafter) -> TreePlan:
-    """Return the largest trees that `tree="auto"` may select."""
     levels = {
         "autoregressive_levels": timed_passes(drafter),
         "parallel_levels": drafter.config.settings.schedule.parallel_levels,

@@ -87,7 +87,6 @@ class Load:
         self.is_known = True  # of a quiet machine, at first
 
     def take(self, ratio: float) -> bool:
-        """Learn from a step, and return whether the load has changed."""
         if not self.is_known:
             self.recent = self.usual = ratio
             self.is_known = True
@@ -145,7 +144,6 @@ class ThreadSwitch:
             self._decide(modeled, is_alone)
 
     def _decide(self, modeled: Sequence[float], is_alone: bool) -> None:
-        """Start a trial, or end one."""
         usual = self._loads[self._selected][is_alone]
         limit = modeled[self._selected] * usual.recent / LEAST_GAIN
         if self.index == self._selected:

@@ -191,7 +191,6 @@ class TreeLearner:
         self._num_steps = 0
 
     def index_of(self, budget: Budget | None) -> int | None:
-        """Return the index of the size with these limits; None for a step without drafts."""
         return next((index for index, arm in enumerate(self.arms) if arm.budget == budget), None)
 
     def best(self, costs: StepCosts) -> tuple[TreeArm, float]:
@@ -204,7 +203,6 @@ class TreeLearner:
         return self.arms[best], 1 - 1 / (costs.alone * float(values[best]))
 
     def choose(self, progress: RunProgress, costs: StepCosts) -> TreeArm | None:
-        """Return the size of the next step's trees; None for a step without drafts."""
         best, gain = self.best(costs)
         turn, step = divmod(self._num_steps, EXPLORE_EVERY)
         self._num_steps += 1
@@ -222,7 +220,6 @@ class TreeLearner:
         return arm
 
     def learn(self, index: int, trees: Sequence[SequenceTree], paths: Sequence[list[int]]) -> None:
-        """Learn from a step with trees of a size."""
         arm, (accepted, offered) = self.arms[index], np.zeros((2, *self._acceptance.shape))
         depth, width, children = arm.block
         offered[:depth, :width, :children] = len(trees)

@@ -106,7 +106,6 @@ class TokenSession(AdaptiveSession):
                 self._num_read[index] = self.lengths[index] + 1
 
     def propose(self, budget: Budget, random: StepRandom) -> DraftTree:
-        """Return deterministic trees below the roots, within the budget."""
         assert self._device is not None, "advance before propose"
         num_nodes = min(budget.num_nodes, self.limits.num_nodes)
         depths = [limit.depth for limit in (budget, self.limits) if limit.depth is not None]
@@ -154,7 +153,6 @@ class TokenSession(AdaptiveSession):
         self._tokens = self._tokens[list(indices)]
 
     def append_sequences(self, other: DraftSession) -> None:
-        """Add the sequences of another session, whose proposers continue here."""
         assert isinstance(other, TokenSession)
         width = max(self._tokens.shape[1], other._tokens.shape[1])
         self._tokens = np.concatenate(

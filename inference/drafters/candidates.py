@@ -60,7 +60,6 @@ class Candidates(NamedTuple):
         return np.asarray(self.scores / np.append(self.scores, 1.0)[self.parents])
 
     def best(self, count: int) -> "Candidates":
-        """Return the tree of at most `count` candidates with the highest scores."""
         if len(self.scores) <= count:
             return self
         # A parent comes before its children and never has a lower score. Because the sort is

@@ -55,7 +55,6 @@ class LookupDrafter(TokenDrafter):
     def draft(
         self, token_ids: Int64[np.ndarray, " tokens"], num_nodes: int, depth: int
     ) -> Candidates:
-        """Return the merged continuations of the best matches."""
         settings = self.settings
         matches = find_matches(token_ids, settings.longest)
         best = matches.best(settings.shortest, settings.matches)
@@ -68,8 +67,6 @@ class LookupDrafter(TokenDrafter):
 
 
 class Matches(NamedTuple):
-    """Earlier positions in a text whose tokens equal the last tokens of the text."""
-
     ends: Int64[np.ndarray, " matches"]  # position of each match's last token
     lengths: Int64[np.ndarray, " matches"]  # number of matching tokens of each match
 

@@ -115,7 +115,6 @@ class _Unrolled:
         return tuple(self.tokens[above] for above in self._nodes(node))[::-1]
 
     def _nodes(self, node: int) -> list[int]:
-        """Return the given node and its ancestors, from the node upward."""
         nodes = []
         while node != ROOT:
             nodes.append(node)
@@ -174,8 +173,6 @@ class _Pair(NamedTuple):
 
 
 class RepeatingSession(DelegatingSession):
-    """A session that adds repetitions to the trees of another session."""
-
     def __init__(self, session: DraftSession, settings: RepeatSettings, num_nodes: int) -> None:
         super().__init__(session)
         _refuse_sampled(session)
@@ -202,7 +199,6 @@ class RepeatingSession(DelegatingSession):
             super().on_verified(self._translated(result))
 
     def rollback(self, length: int) -> None:
-        """Discard everything from position `length` on, and the last trees."""
         super().rollback(length)
         self._pairs = []
 
@@ -236,7 +232,6 @@ class RepeatingSession(DelegatingSession):
         return repeated._replace(origin=origin, source=np.array(tree.proposer_id, np.int64)[origin])
 
     def _translated(self, result: VerifyResult) -> VerifyResult:
-        """Return the result for the drafted trees, whose paths end where repetitions begin."""
         pairs = list(zip(self._pairs, result.path, strict=True))
         paths = [pair.drafted_path(path) for pair, path in pairs]
         next_token = [

@@ -40,7 +40,6 @@ class SmallLMSettings(Settings):
     sampled: bool = True  # whether to sample candidates for requests that sample tokens
 
     def shape(self, sampled: bool) -> TreeShape:
-        """Return the shape of sampled or deterministic trees."""
         shape = TreeShape.model_construct(
             autoregressive_levels=self.depth,
             parallel_levels=0,
@@ -98,7 +97,6 @@ class SmallLMDrafter(Drafter):
         tokenizer: PreTrainedTokenizerBase,
         settings: SmallLMSettings | None = None,
     ) -> "SmallLMDrafter":
-        """Load a small model in the target's dtype."""
         check_same_tokenizer(load_tokenizer(name_or_path), tokenizer, name_or_path)
         model = load_causal_lm(name_or_path, "the small language model", dtype=target.dtype)
         return cls(model, target, settings)
@@ -107,7 +105,6 @@ class SmallLMDrafter(Drafter):
         return SmallLMSession(self, sampling, capacity, batch)
 
     def shape(self, sampling: Sampling) -> TreeShape:
-        """Return the shape of a request's trees."""
         return self.shapes[sampling.do_sample]
 
     def can_share(self, one: Sampling, other: Sampling) -> bool:
@@ -310,7 +307,6 @@ class SmallLMSession(DraftSession):
         del self.cache
 
     def _keep_accepted(self, starts: Sequence[int]) -> None:
-        """Move keys and values of accepted nodes to their positions."""
         if self._tree is None:
             return
         sources: list[list[int]] = []
@@ -347,7 +343,6 @@ class SmallLMSession(DraftSession):
 
 
 def _move(cache: SlotCache, moves: Sequence[tuple[list[int], int]], device: torch.device) -> None:
-    """Move keys and values to consecutive slots."""
     width = max(len(slots) for slots, _ in moves)
     if all(slots == list(range(first, first + len(slots))) for slots, first in moves):
         return

@@ -29,8 +29,6 @@ BatchTargetProbs = Callable[[Int[Tensor, " batch"]], Float[Tensor, "batch vocab"
 
 
 class AcceptedPaths(NamedTuple):
-    """The accepted path of every tree, and the next token."""
-
     path: Int[Tensor, "batch depth"]  # accepted nodes, padded with ROOT
     next_token: Int[Tensor, " batch"]
     # whether the distributions at visited nodes are finite, and all checked sampled candidates have
@@ -76,7 +74,6 @@ class _Descent:
         self.last: tuple[Support, Checks] | None = None
 
     def uniform(self) -> Float[Tensor, " batch"]:
-        """Return the next unused random number of each sequence."""
         return self.uniforms[self.every, self.num_used]
 
     def descend(self) -> Int[Tensor, " batch"]:
@@ -106,7 +103,6 @@ class _Descent:
         return residual.scatter_(1, support.ids, after)
 
     def _decide(self, siblings: Siblings, checks: Checks) -> Int[Tensor, " batch"]:
-        """Return the first accepted child of each sequence, or ROOT."""
         uniforms = self.uniforms.gather(1, self.num_used[:, None] + self.orders)
         is_valid = siblings.is_valid & self.is_active[:, None]
         accepts = (uniforms < checks.accept_prob) & is_valid

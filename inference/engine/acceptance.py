@@ -48,21 +48,17 @@ class ProcessedDistribution:
         return probs
 
     def best(self, node: int) -> int:
-        """Return the most likely token after `node` (or ROOT)."""
         scores, token = self.scores(node).max(dim=-1)
         _check_finite(scores, self.raw(node), position=self.position(node))
         return int(token)
 
     def position(self, node: int) -> int:
-        """Return the position of the token that follows `node` (or ROOT)."""
         return self.length + len(self.tree.path(node))
 
     def raw(self, node: int) -> Float[Tensor, " vocab"]:
-        """Return the target's raw logits after `node` (or ROOT)."""
         return self.logits[node + 1]
 
     def scores(self, node: int) -> Float[Tensor, " vocab"]:
-        """Return the processed logits after `node` (or ROOT)."""
         return self.sampling.processed(self._prefix(node), widened(self.raw(node)[None]))[0]
 
     def _prefix(self, node: int) -> Int[Tensor, "1 tokens"]:
@@ -73,8 +69,6 @@ class ProcessedDistribution:
 
 
 class AcceptResult(NamedTuple):
-    """The outcome of verifying one sequence's tree."""
-
     tree: SequenceTree
     path: list[int]  # accepted nodes, from the first level down
     next_token: int  # bonus or recovered token, selected from the target's distribution
@@ -97,7 +91,6 @@ class AcceptedTokens(NamedTuple):
 
     @classmethod
     def of(cls, results: list[AcceptResult], device: torch.device) -> "AcceptedTokens":
-        """Copy the outcomes to the device."""
         width = max(len(result.path) for result in results)
         rows = [
             [*result.path, *[ROOT] * (width - len(result.path)), result.next_token]
@@ -277,7 +270,6 @@ _Accept = Callable[[SequenceTree, ProcessedDistribution], AcceptResult]
 def _outcome(
     accept: _Accept, tree: SequenceTree, logits: Tensor, state: SequenceState
 ) -> AcceptResult:
-    """Return the outcome of a sequence, which may be an error."""
     distribution = ProcessedDistribution(logits, state.token_ids, tree, state.request.sampling)
     try:
         _check_tokens(tree, vocab=logits.shape[-1])
@@ -351,7 +343,6 @@ def _check_tokens(tree: SequenceTree, vocab: int) -> None:
 
 
 def _explain(result: AcceptResult) -> None:
-    """Raise the error that explains why an outcome is invalid."""
     for node in result.visited:
         result.distribution.best(node)
     raise DraftError(

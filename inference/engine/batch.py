@@ -95,17 +95,15 @@ class DecodeBatch:
             results = prefill.select_first(sequences)
             self.check(results)
             steps = self.emit_all(sequences, results)
-            is_finished = [state.is_finished for state in sequences]
             if is_own:
                 self.live += sequences
-                self.retire(is_finished)
+                self.retire()
             else:
                 _notify_finished(context, sequences)
-                if len(context.lengths) > 1 and any(is_finished):
-                    context.select_sequences(
-                        [index for index, ended in enumerate(is_finished) if not ended]
-                    )
-                joining = [state for state in sequences if not state.is_finished]
+                places = [place for place, state in enumerate(sequences) if not state.is_finished]
+                if 1 < len(context.lengths) > len(places):
+                    context.select_sequences(places)
+                joining = [sequences[place] for place in places]
                 if joining and self.captured is not None:
                     self.captured.discard_step()
                 self._join(context, joining)
@@ -137,7 +135,6 @@ class DecodeBatch:
 
     @torch.inference_mode()
     def append(self, context: Context, sequences: Sequence[SequenceState]) -> None:
-        """Add copies of sequences that have a first token."""
         if not self.live:  # the context may still contain the last sequence
             self.context.select_sequences([])
         for batch, states in ((self.context, self.live), (context, sequences)):
@@ -166,7 +163,6 @@ class DecodeBatch:
     def learn(
         self, results: Sequence[AcceptResult], seconds: float | None, budget: Budget | None
     ) -> None:
-        """Let the policy learn from a step."""
         sound = [result for result in results if result.error is None]
         if sound:
             trees, paths = [result.tree for result in sound], [result.path for result in sound]
@@ -196,12 +192,10 @@ class DecodeBatch:
     def _proposed(
         self, token_ids: Sequence[list[int]], budget: Budget, random: StepRandom
     ) -> DraftTree:
-        """Return the drafter's trees below the last tokens."""
         grammars = [state.request.sampling.grammar for state in self.live]
         return self.context.propose(token_ids, budget, random, grammars if any(grammars) else ())
 
     def _verify(self, tree: DraftTree) -> Float[Tensor, "batch queries vocab"]:
-        """Return the target's logits after the roots and after all candidates."""
         tokens = [state.token_ids for state in self.live]
         return self.target.logits(self.context.verify(tree, tokens))
 
@@ -212,17 +206,13 @@ class DecodeBatch:
         if self.commits_last or not all(step.finished for step in steps):
             self.context.commit(tree, accepted, [len(step.token_ids) for step in steps])
         self._notify(accepted.results, steps)
-        self.retire([step.finished for step in steps])
+        self.retire()
         return steps
 
-    def retire(self, is_finished: Sequence[bool]) -> None:
+    def retire(self) -> None:
         """Remove complete sequences, after an adaptive session has learned from them as a whole."""
-        session = self.context.session
-        if isinstance(session, AdaptiveSession):
-            for index, (state, ended) in enumerate(zip(self.live, is_finished, strict=True)):
-                if ended and state.error is None:
-                    session.on_finished(index, state.token_ids)
-        self._keep([not ended for ended in is_finished])
+        _notify_finished(self.context, self.live)
+        self._keep([not state.is_finished for state in self.live])
 
     def _keep(self, is_kept: Sequence[bool]) -> None:
         still = remaining(is_kept)
@@ -243,11 +233,11 @@ class DecodeBatch:
     ) -> list[DecodeStep]:
         pairs = zip(states, results, strict=True)
         steps = [self._emit(state, result) for state, result in pairs]
-        recorded = {}
-        for index, (state, result, step) in enumerate(zip(states, results, steps, strict=True)):
-            record = self.record_of(state.request)
-            if record is not None and step.token_ids:
-                recorded[index] = Recorded(record, result, step.token_ids)
+        recorded = {
+            index: Recorded(record, result, step.token_ids)
+            for index, (state, result, step) in enumerate(zip(states, results, steps, strict=True))
+            if (record := self.record_of(state.request)) is not None and step.token_ids
+        }
         if recorded:
             for index, details in zip(recorded, details_of(list(recorded.values())), strict=True):
                 steps[index] = replace(steps[index], details=details)
@@ -282,7 +272,6 @@ class DecodeBatch:
         )
 
     def _notify(self, results: list[AcceptResult], steps: list[DecodeStep]) -> None:
-        """Let an adaptive session learn from the verification."""
         session = self.context.session
         if not isinstance(session, AdaptiveSession):
             return

@@ -89,7 +89,6 @@ class CapturedSteps:
 
     @property
     def is_valid(self) -> bool:
-        """Whether the caches and weights are those that the recorded steps refer to."""
         return self._tensors == _tensors_of(self.context)
 
     @property
@@ -107,7 +106,6 @@ class CapturedSteps:
         return is_on_device and not any(request.stop.others for request in requests)
 
     def attach(self, batch: "DecodeBatch") -> None:
-        """Decode the sequences of a batch with this context."""
         self.batch = proxy(batch)  # an abandoned batch is freed at once
 
     @torch.inference_mode()
@@ -164,9 +162,8 @@ class CapturedSteps:
     def discard_step(self) -> None:
         """Discard the step under way, and let complete sequences leave."""
         self.stop()
-        finished = [state.is_finished for state in self.batch.live]
-        if any(finished):
-            self.batch.retire(finished)
+        if any(state.is_finished for state in self.batch.live):
+            self.batch.retire()
 
     def leave_stream(self) -> None:
         """Record the last use in the current CUDA stream."""
@@ -212,7 +209,6 @@ class CapturedSteps:
         self.is_running = True
 
     def _start(self, num_unread: int = 0) -> None:
-        """Start the next step, which becomes the one under way."""
         self._count_step(1)
         budget, live = self.batch.next_budget(), self.batch.live
         most, capacity = self.context.most_queries, self.context.cache.capacity
@@ -278,7 +274,6 @@ class CapturedPool:
         batch: int,
         capacity: int,
     ) -> CapturedSteps:
-        """Return captured steps with an empty context."""
         target.modules.follow_changes()
         with self._lock:
             for index, captured in enumerate(self._unused):

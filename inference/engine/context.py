@@ -66,7 +66,6 @@ class Context:
 
     @property
     def lengths(self) -> list[int]:
-        """The number of cached tokens of each sequence."""
         return self._lengths
 
     @lengths.setter
@@ -96,7 +95,6 @@ class Context:
         return PREFILL_CHUNK
 
     def roots(self, token_ids: Sequence[list[int]]) -> Int[Tensor, "batch 1"]:
-        """Return the last token of each sequence on the device."""
         if self._roots is None:
             self._roots = self._on_device([ids[-1:] for ids in token_ids])
         return self._roots
@@ -131,7 +129,6 @@ class Context:
     def _read_together(
         self, rows: list[int], read: list[list[int]], starts: list[int]
     ) -> dict[int, Float[Tensor, "tokens hidden"]]:
-        """Run the target over the tokens of some sequences, and return their features."""
         width = max(len(read[index]) for index in rows)
         # Padding is written to slots that the sequence overwrites before any token attends to them.
         padded = [[*read[index], *[0] * (width - len(read[index]))] for index in rows]
@@ -279,7 +276,6 @@ class Context:
         base_length: Int[Tensor, " batch"],
         roots: Int[Tensor, "batch 1"],
     ) -> None:
-        """Set the lengths and roots of the sequences."""
         self.lengths = lengths
         self._base, self._roots = base_length, roots
 
@@ -366,7 +362,6 @@ class Context:
         return torch.tensor(integers, device=self.target.device)
 
     def _chain(self, token_ids: Tensor, start: Tensor, highest_start: int) -> StepInput:
-        """Return the input of a target step over consecutive tokens of each sequence."""
         count = token_ids.shape[1]
         slots = start[:, None] + torch.arange(count, device=start.device)
         end, limit = highest_start + count, self.target.spec.max_position

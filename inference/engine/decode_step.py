@@ -72,8 +72,6 @@ class TokenDetails:
 
 @dataclass(frozen=True)
 class DecodeStep:
-    """The tokens that one decoding step emitted for one sequence."""
-
     token_ids: list[int]
     depths: list[int]  # depth of each token in the draft tree, or BONUS
     finished: bool
@@ -87,14 +85,11 @@ class DecodeStep:
 
 
 def options_for(config: GenerationConfig, log_probs: bool) -> OutputOptions | None:
-    """Return which details are requested, or None if no details are requested."""
     options = OutputOptions(log_probs, bool(config.output_scores), bool(config.output_logits))
     return options if options != OutputOptions() else None
 
 
 class Recorded(NamedTuple):
-    """The tokens that one sequence emitted in a decoding step, and the details to return."""
-
     record: OutputOptions
     result: AcceptResult
     token_ids: list[int]
@@ -104,7 +99,6 @@ class Recorded(NamedTuple):
         return self.result.visited[: len(self.token_ids)]
 
     def processed(self) -> list[Float[Tensor, " vocab"]]:
-        """Return the processed logits of each token; nothing if they are not needed."""
         record = self.record
         if not (record.scores or record.log_probs):
             return []
@@ -184,7 +178,6 @@ def _details(
 def _node_probs(
     logits: Float[Tensor, "queries vocab"], parents: Sequence[int], token_ids: Sequence[int]
 ) -> list[float]:
-    """Return the probability of each token after its parent."""
     if not token_ids:
         return []
     distinct = sorted(set(parents))

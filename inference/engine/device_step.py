@@ -62,8 +62,6 @@ class DeviceBatch(NamedTuple):
 
 
 class RecordedStep:
-    """A decoding step with trees of one size, or without trees."""
-
     def __init__(self, batch: DeviceBatch, budget: Budget | None, pool: Any) -> None:
         self._batch, self._budget = batch, budget
         device = batch.context.target.device
@@ -88,7 +86,6 @@ class RecordedStep:
         return UnreadStep(self._tree, self._logits, outcome, is_copied, tuple(keys), self._budget)
 
     def _step(self) -> Int[Tensor, "batch fields"]:
-        """Draft, verify, accept and commit, without waiting for the host."""
         batch, context, rows = self._batch, self._batch.context, self._batch.rows
         batch.follow()
         target, tree = context.target, self._draft()

@@ -74,7 +74,6 @@ class Lane(DecodeBatch):
 
     @property
     def num_free(self) -> int:
-        """The number of places that no sequence uses."""
         return self.places - len(self.live)
 
     def can_take(self, request: Request) -> bool:
@@ -129,7 +128,6 @@ class Lane(DecodeBatch):
 
 
 def _num_bytes(context: Context) -> int:
-    """Return the size of the caches of target and drafter for all places, in bytes."""
     drafter = context.drafter
     per_token = context.cache.bytes_per_token + (drafter.bytes_per_token if drafter else 0)
     states = context.cache.states

@@ -90,7 +90,6 @@ class DecodeRun(DecodeBatch):
 
     @property
     def stats(self) -> DecodeStats:
-        """The summed counts of all requests, and the times of the run in seconds."""
         total = DecodeStats.pooled(state.stats for state in self.sequences)
         total.seconds.update(self.seconds)
         return total
@@ -237,7 +236,6 @@ class DecodeRun(DecodeBatch):
             super()._join(context, sequences)
 
     def check(self, results: Sequence[AcceptResult]) -> None:
-        """Raise the first error, which ends the whole run."""
         for result in results:
             if result.error is not None:
                 raise _of_caller(result.error)

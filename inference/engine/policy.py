@@ -31,7 +31,6 @@ class DraftPolicy:
     request_counter: RequestCounter | None = None
 
     def new_run(self, sampling: Sampling, batch: int) -> "DraftPolicy":
-        """Return the policy of a run over `batch` sequences."""
         return self
 
     def reproducible(self, places: int | None = None) -> "DraftPolicy":
@@ -51,7 +50,6 @@ class DraftPolicy:
         return None
 
     def next_budget(self, progress: RunProgress) -> Budget | None:
-        """Return the limits of the next trees, or None for a step without drafts."""
         return None
 
     def learn(
@@ -77,7 +75,6 @@ class AlwaysDraft(DraftPolicy):
 
     @classmethod
     def with_all_of(cls, drafter: Drafter | None) -> "AlwaysDraft":
-        """Return a policy that drafts as much as the drafter allows."""
         return cls(None if drafter is None else Budget(drafter.max_nodes))
 
     def next_budget(self, progress: RunProgress) -> Budget | None:

@@ -45,7 +45,6 @@ class Prefill:
         return num_read == 0 or num_read + self.chunk_size <= self.context.prefill_chunk
 
     def read_chunk(self) -> None:
-        """Read the next tokens of every prompt that has further tokens."""
         prompts = [state.token_ids for state in self.sequences]
         width = self.chunk_size
         features = self.context.read(prompts, self._offset, width)
@@ -75,7 +74,6 @@ class Prefill:
         return results
 
     def _catch_up(self, prompts: Sequence[list[int]]) -> None:
-        """Let the session process the tokens that have been read so far."""
         read, self._offset = self._offset, 0
         self.context.lengths = [length + read for length in self.context.lengths]
         self._counts = [count - read for count in self._counts]

@@ -48,7 +48,6 @@ class StopRule:
         )
 
     def __call__(self, token_ids: list[int]) -> bool:
-        """Return whether the sequence, prompt included, is complete."""
         if token_ids[-1] in self.eos_ids:
             return True
         if self.max_length is not None and len(token_ids) >= self.max_length:
@@ -63,8 +62,6 @@ class StopRule:
 
 @dataclass(frozen=True)
 class OutputOptions:
-    """The optional details to return for each emitted token."""
-
     log_probs: bool = False  # log-probabilities under the target's processed distribution
     scores: bool = False  # processed logits
     logits: bool = False  # raw logits
@@ -75,8 +72,6 @@ class OutputOptions:
 
 @dataclass(frozen=True)
 class Request:
-    """A prompt to continue, its sampling options and its stop rule."""
-
     token_ids: list[int]  # the prompt, without padding
     sampling: Sampling
     stop: StopRule
@@ -88,8 +83,6 @@ class Request:
 
 @dataclass
 class SequenceState:
-    """The state of a sequence that is being decoded."""
-
     index: int  # index of the request in the run
     request: Request
     token_ids: list[int]  # prompt and emitted tokens; the last one is the root
@@ -104,7 +97,6 @@ class SequenceState:
         return cls(index, request, list(request.token_ids))
 
     def is_complete(self) -> bool:
-        """Return whether the last token completes the sequence."""
         try:
             return self.request.stop(self.token_ids)
         except Exception as error:

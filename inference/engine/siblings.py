@@ -55,7 +55,6 @@ class ChildTable:
         self._every = torch.arange(len(nodes), device=nodes.device)
 
     def under(self, parent: Int[Tensor, " batch"]) -> Siblings:
-        """Return the children of one node (or ROOT) of each sequence."""
         here = self._every, parent + 1
         return Siblings(*self._candidates[here].unbind(dim=1), *self._flags[here].unbind(dim=1))
 
@@ -171,7 +170,6 @@ class Checks(NamedTuple):
 
     @property
     def is_possible(self) -> Bool[Tensor, "batch siblings"]:
-        """Whether each child can have been selected; False for invalid draft distributions."""
         return self.draft_prob > 0
 
 

@@ -149,7 +149,6 @@ class TargetAdapter(TargetEnds):
         return SlotCache(*sizes, self.dtype, self.device, *states, layout=layout)
 
     def embed(self, token_ids: Int[Tensor, "*batch"]) -> Float[Tensor, "*batch hidden"]:
-        """Return the target's token embeddings."""
         return self._embeddings(token_ids)
 
     def logits(self, features: Float[Tensor, "*batch hidden"]) -> Float[Tensor, "*batch vocab"]:
@@ -161,11 +160,9 @@ class TargetAdapter(TargetEnds):
 
     @property
     def head_is_packed(self) -> bool:
-        """Whether the head computes with reordered weights."""
         return self.modules.is_packed
 
     def forward(self, step: StepInput, cache: SlotCache) -> StepOutput:
-        """Run the target on tokens and return their features."""
         if self.modules.is_batch_invariant and step.token_ids.numel() == 1:
             features = self.forward(with_sibling(step), cache).features[:, :1]
             return StepOutput(features, step, cache)
@@ -186,7 +183,6 @@ class TargetAdapter(TargetEnds):
             )
 
     def compile(self) -> None:
-        """Compile decoding steps; the first step of each shape then takes about a minute."""
         self.need_trees("compiled=True")
         if self.modules.is_batch_invariant:
             raise TargetNotSupported(
@@ -208,7 +204,6 @@ class TargetAdapter(TargetEnds):
 
     @property
     def is_compiled(self) -> bool:
-        """Whether decoding steps are compiled."""
         return self._compiled is not None
 
     def _read(self, step: StepInput, cache: SlotCache, num_visible: int) -> Tensor:
@@ -353,7 +348,6 @@ class TargetAdapter(TargetEnds):
             check_reproduces(logits[query], expected, type(self.model).__name__)
 
     def masks_of(self, layer_kinds: tuple[str, ...]) -> TargetMasks:
-        """Return a builder of attention masks for layers of the given attention kinds."""
         reach = self.spec.window, self.spec.chunk
         return TargetMasks(layer_kinds, *reach, self.like, is_recurrent=self.spec.is_recurrent)
 

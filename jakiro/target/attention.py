@@ -99,7 +99,6 @@ def ungroup_heads(attended: Tensor, query: Tensor) -> Attended:
 
 
 def register(name: str, function: Callable[..., Any]) -> str:
-    """Register an attention function with transformers, and return its name."""
     AttentionInterface.register(name, function)
     AttentionMaskInterface.register(name, sdpa_mask)  # the adapter passes masks of its own
     return name

@@ -90,7 +90,6 @@ def _through_experts(module: Any, rows: Tensor) -> Tensor:
 
 
 def _differs(product: _Product, count: int) -> bool:
-    """Return whether the products of a row depend on the number of rows."""
     generator = torch.Generator().manual_seed(count)
     rows = torch.randn(2 * count, product.width, generator=generator).to(product.dtype)
     whole = product.of(rows)
@@ -119,7 +118,6 @@ def _ways_to_read(target: TargetAdapter) -> dict[str, tuple[Tensor, Tensor]]:
 def _read_one_by_one(
     target: TargetAdapter, token_ids: Int[Tensor, "1 tokens"], prefix: int
 ) -> Float[Tensor, "1 path hidden"]:
-    """Read a prefix, then the other tokens one by one."""
     cache = target.new_cache(1, token_ids.shape[1] + 1)
     target.forward(chain_step(token_ids[:, :prefix], 0), cache)
     steps = [

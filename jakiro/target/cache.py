@@ -81,11 +81,9 @@ class PlacedLayer(CacheLayerMixin):
         """Do nothing, because keys and values are given at construction."""
 
     def get_seq_length(self) -> int:
-        """Return 0, because each forward pass receives positions as an argument."""
         return 0
 
     def get_max_length(self) -> int:
-        """Return -1, because the layer checks no length."""
         return -1
 
 
@@ -123,7 +121,6 @@ class SlotLayer(PlacedLayer):
         return self._visible(self.keys), self._visible(self.values)
 
     def _visible(self, buffer: Tensor) -> Tensor:
-        """Return the visible slots of the sequences that the update writes."""
         visible = buffer[:, :, : self.num_visible]
         return visible if self.rows is None else visible[self.rows]
 
@@ -133,8 +130,6 @@ class SlotLayer(PlacedLayer):
 
 
 class StateSlotLayer(StateLayer, SlotLayer):  # type: ignore[override]
-    """One layer of a `SlotCache` that has both attention and recurrent states."""
-
     def __init__(self, shapes: Sequence[StateShape], keys: Tensor, values: Tensor) -> None:
         SlotLayer.__init__(self, keys, values)
         StateLayer.__init__(self, shapes)
@@ -214,7 +209,6 @@ class SlotCache(SequenceStorages, Cache):
 
     @property
     def bytes_per_token(self) -> int:
-        """The number of bytes that one cached token occupies in all layers together."""
         blocks = self._all_blocks
         total = sum(block.nbytes for block in blocks)
         return total // (blocks[0].shape[1] * self.capacity)
@@ -267,7 +261,6 @@ class SlotCache(SequenceStorages, Cache):
         return min(bucketed(highest_slot + 1), self.capacity)
 
     def _views(self) -> dict[int, tuple[Tensor, Tensor]]:
-        """Return each layer's keys and values."""
         pairs = zip(self._members, self._blocks[::2], self._blocks[1::2], strict=True)
         return {
             layer: (in_place(keys[index]), in_place(values[index]))
@@ -329,14 +322,12 @@ class SlotCache(SequenceStorages, Cache):
         slots: Int[Tensor, "rows queries"],
         rows: Int[Tensor, " rows"] | None = None,
     ) -> None:
-        """Store hidden states at the given slots."""
         for block, states in zip(self._hidden_views, hidden, strict=True):
             write_kv(block, states.unsqueeze(1), slots, rows)
 
     def state(
         self, slots: Int[Tensor, "batch tokens"], source: StateSource
     ) -> Float[Tensor, "batch tokens layers width"]:
-        """Return the target's state for the tokens at `slots`."""
         if source.kind == "kv":
             return self.kv(slots, source.layers)
         indices = tuple(self.hidden_states.index(layer) for layer in source.layers)
@@ -387,7 +378,6 @@ class TargetState(NamedTuple):
     features: Float[Tensor, "batch tokens states hidden"] | None
 
     def to(self, dtype: torch.dtype) -> "TargetState":
-        """Return the state, converted to `dtype`."""
         return TargetState(*(None if part is None else part.to(dtype) for part in self))
 
 
@@ -404,6 +394,5 @@ class StateSources(NamedTuple):
         return tuple(sorted({state for source in sources for state in source.hidden_states}))
 
     def read(self, cache: SlotCache, slots: Int[Tensor, "batch tokens"]) -> TargetState:
-        """Return the target's state for the tokens at `slots`."""
         parts = (None if source is None else cache.state(slots, source) for source in self)
         return TargetState(*parts)

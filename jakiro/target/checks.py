@@ -139,7 +139,6 @@ def storing_layers(cache: DynamicCache, config: Any) -> list[Any]:
 
 
 def max_position_of(config: Any) -> int:
-    """Return the number of positions that a target supports."""
     if not hasattr(config, "max_position_embeddings"):
         raise TargetNotSupported(
             "the target's config has no max_position_embeddings", got=type(config).__name__
@@ -153,7 +152,6 @@ def max_position_of(config: Any) -> int:
 
 
 def head_shape_of(layer: object) -> HeadShape:
-    """Return the geometry of a cache layer's keys and values."""
     keys, values = getattr(layer, "keys", None), getattr(layer, "values", None)
     if not isinstance(keys, Tensor) or not isinstance(values, Tensor) or keys.dim() != 4:
         raise TargetNotSupported(

@@ -49,7 +49,6 @@ def sharing_copy(model: nn.Module) -> nn.Module:
 
 
 def with_attention(module: nn.Module, implementation: str) -> nn.Module:
-    """Set how a copy of a model computes attention, and return the copy."""
     replaced: dict[int, Any] = {}
     for part in module.modules():
         config = getattr(part, "config", None)
@@ -194,7 +193,6 @@ _copies: WeakKeyDictionary[PreTrainedModel, dict[tuple[bool, bool], Modules]] = 
 
 
 def refuse_invariance_if(obstacle: str | None) -> None:
-    """Raise an error if something prevents batch invariance."""
     if obstacle is not None:
         raise TargetNotSupported(
             "the target cannot be made batch-invariant",

@@ -38,12 +38,10 @@ class TargetEnds(ABC):
 
     @property
     def device(self) -> torch.device:
-        """The device of the embeddings."""
         return self.like.device
 
     @property
     def dtype(self) -> torch.dtype:
-        """The dtype of features and embeddings."""
         return self.like.dtype
 
     @property
@@ -117,7 +115,6 @@ class DeviceTarget(TargetEnds):
         self.head_ids = None if description.drafts_all else draft_ids
 
     def embed(self, token_ids: Int[Tensor, "*batch"]) -> Float[Tensor, "*batch hidden"]:
-        """Return the target's token embeddings, which may have been quantized."""
         if isinstance(self._table, Tensor):
             return self._table[token_ids]
         rows = Int8Rows(*(part[token_ids.flatten()] for part in self._table))

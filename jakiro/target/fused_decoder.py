@@ -39,7 +39,6 @@ class Trial(NamedTuple):
     run: Callable[[nn.Module, StepInput, SlotCache, int], Tensor]
 
     def run_step(self, decoder: nn.Module, step: StepInput, weight: Tensor) -> Tensor:
-        """Run a decoder whose weights are like a given one over a step."""
         cache = self.new_cache(weight)
         cache.set_slots(step.slots, cache.capacity)
         return self.run(decoder, step, cache, cache.capacity)
@@ -183,7 +182,6 @@ def _design_of(
 def _outputs(
     layer: nn.Module, calls: Sequence[_Call], new_cache: Callable[[Tensor], SlotCache]
 ) -> list[Tensor]:
-    """Return the outputs of a layer, and the keys and values that it stored."""
     outputs: list[Tensor] = []
     cache = new_cache(calls[0].hidden)
     for call in calls:

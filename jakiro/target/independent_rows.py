@@ -49,8 +49,6 @@ Forward = Callable[..., Any]
 
 
 class DoubleLinear(nn.Module):
-    """A linear layer that computes in float64."""
-
     def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
         super().__init__()
         self.out_features, self.in_features = weight.shape

@@ -26,7 +26,6 @@ class Int8Rows(NamedTuple):
 
 
 def num_groups(width: int) -> int:
-    """Return the number of groups of vectors with `width` values."""
     return -(-width // GROUP)
 
 
@@ -45,7 +44,6 @@ def quantized_rows(rows: Float[Tensor, "rows width"]) -> Int8Rows:
 
 
 def restored_rows(quantized: Int8Rows, width: int) -> Float[Tensor, "rows width"]:
-    """Return vectors in float32."""
     groups = quantized.values.unflatten(1, (-1, GROUP)).float()
     return (groups * quantized.scales.float()[:, :, None]).flatten(1)[:, :width]
 
@@ -101,7 +99,6 @@ def can_quantize(weight: Tensor) -> bool:
 
 
 def _quantize(weight: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the int8 weight and the float32 scale of each output channel."""
     quantized, scales = [], []
     for chunk in weight.split(_CHUNK):
         rows = chunk.float()

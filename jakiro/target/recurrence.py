@@ -127,7 +127,6 @@ class RecurrentStates:
 
     @property
     def num_bytes(self) -> int:
-        """The size of the states of all sequences."""
         return sum(state.nbytes for state in self.kept)
 
     def start(self, rows: Int[Tensor, " rows"] | None, count: int) -> None:
@@ -183,7 +182,6 @@ class RecurrentStates:
         self.kept = [state[list(indices)] for state in self.kept]
 
     def append_sequences(self, other: "RecurrentStates") -> None:
-        """Add copies of the sequences of another batch."""
         self.boundaries += other.boundaries
         pairs = zip(self.kept, other.kept, strict=True)
         self.kept = [torch.cat(pair) for pair in pairs]

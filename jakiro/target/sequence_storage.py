@@ -118,13 +118,11 @@ class SequenceStorages(ABC):
         self._update()
 
     def show_rows(self, count: int, num_used: int = 0) -> None:
-        """Use the first rows, as `SequenceStorage.show` does."""
         for storage in self._storages:
             storage.show(count, num_used)
         self._update()
 
     def append_sequences(self, other: "SequenceStorages") -> None:
-        """Add copies of the sequences of other storages with the same shapes."""
         self.reserve(other.capacity)
         for storage, added in zip(self._storages, other._storages, strict=True):
             storage.append(added)
@@ -139,7 +137,6 @@ class SequenceStorages(ABC):
 
     @property
     def capacity(self) -> int:
-        """The number of slots of each sequence."""
         return self._storages[0].live.shape[-2]
 
     @abstractmethod

@@ -61,7 +61,6 @@ class StepOutput:
 
 
 def chain_step(token_ids: Int[Tensor, "batch queries"], start: int) -> StepInput:
-    """Return a step that reads consecutive tokens."""
     batch, count = token_ids.shape
     positions = torch.arange(start, start + count, device=token_ids.device).expand(batch, -1)
     lengths = torch.full((batch,), start, device=token_ids.device)

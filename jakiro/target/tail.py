@@ -35,12 +35,10 @@ class TargetTail:
         self._check()
 
     def new_cache(self, batch: int, capacity: int) -> SlotCache:
-        """Return an empty cache for the keys and values of the tail layers."""
         kind = (self.target.dtype, self.target.device)
         return SlotCache(self.shapes, batch, capacity, *kind, first_layer=self.input_state)
 
     def kv(self, cache: SlotCache, slots: Int[Tensor, "batch tokens"]) -> TailKV:
-        """Return the keys and values that the target cached in the tail layers at `slots`."""
         layers = cache.slot_layers[self.input_state :]
         return tuple(
             part.gather(2, slots[:, None, :, None].expand(-1, part.shape[1], -1, part.shape[3]))
@@ -49,7 +47,6 @@ class TargetTail:
         )
 
     def store(self, cache: SlotCache, kv: TailKV, slots: Int[Tensor, "batch tokens"]) -> None:
-        """Store keys and values at the given slots of a cache of the tail layers."""
         buffers = [part for layer in cache.slot_layers for part in (layer.keys, layer.values)]
         for buffer, new in zip(buffers, kv, strict=True):
             write_kv(buffer, new.to(buffer.dtype), slots)
@@ -117,7 +114,6 @@ class _JoinedLayer(PlacedLayer):
     def update(
         self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any
     ) -> tuple[Tensor, Tensor]:
-        """Append the given keys and values, and return all of the layer's keys and values."""
         self.keys = torch.cat((self.keys.to(key_states.dtype), key_states), dim=2)
         self.values = torch.cat((self.values.to(value_states.dtype), value_states), dim=2)
         return self.keys, self.values

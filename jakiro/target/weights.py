@@ -71,7 +71,6 @@ def can_pack(model: nn.Module) -> bool:
 
 
 def has_adapters(model: nn.Module) -> bool:
-    """Return whether a model has PEFT adapters, which may be switched on and off."""
     return any(type(module).__module__.startswith("peft.") for module in model.modules())
 
 
@@ -93,7 +92,6 @@ def packed_bytes(model: nn.Module) -> int:
 
 
 def join_weights(layers: Sequence[nn.Linear]) -> tuple[Tensor, Tensor | None]:
-    """Return the weights and biases of layers with the same input, as those of one layer."""
     weights = [layer.weight.detach() for layer in layers]
     weight = torch.cat(weights) if len(weights) > 1 else weights[0]
     if all(layer.bias is None for layer in layers):
@@ -221,7 +219,6 @@ class WeightCopy(Generic[CopyT]):
         return self if source is self.source else WeightCopy.shared(source, self._convert)
 
     def current(self) -> CopyT:
-        """Return the copy; it is made again if the source was replaced or changed in place."""
         source: Any = self.source
         tensors = [source] if isinstance(source, Tensor) else [source.weight, source.bias]
         version = [None if tensor is None else version_of(tensor) for tensor in tensors]

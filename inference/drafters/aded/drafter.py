@@ -67,7 +67,6 @@ class AdedDrafter(TokenDrafter, AdaptiveDrafter):
         )
 
     def new_proposer(self) -> "TrigramProposer":
-        """Return a new proposer; all proposers share the table."""
         return TrigramProposer(self.table, self.settings)
 
     def reset(self) -> None:
@@ -77,8 +76,6 @@ class AdedDrafter(TokenDrafter, AdaptiveDrafter):
 
 
 class TrigramProposer(TokenProposer):
-    """Learns the trigrams of a sequence, and proposes its continuations."""
-
     def __init__(self, table: TrigramTable, settings: AdedSettings) -> None:
         self.table = table
         self.settings = settings
@@ -92,7 +89,6 @@ class TrigramProposer(TokenProposer):
     def draft(
         self, token_ids: Int64[np.ndarray, " tokens"], num_nodes: int, depth: int
     ) -> Candidates:
-        """Return the continuations that a search of the table visits most often."""
         if len(token_ids) < 2:
             return Candidates.none()
         first, second = token_ids[-2:].tolist()

@@ -44,7 +44,6 @@ class TrigramIndex:
         self.keys, self.ids, self.weights = keys, ids, weights
 
     def row(self, first: int, second: int) -> Row:
-        """Return the weights of the tokens that follow a pair of tokens."""
         bigram = first << TOKEN_BITS | second
         at = int(self.keys.searchsorted(bigram))
         if at == len(self.keys) or self.keys[at] != bigram:
@@ -80,7 +79,6 @@ class TrigramTable:
         self._lock = Lock()
 
     def row(self, first: int, second: int) -> Row:
-        """Return the weights of the tokens that follow a pair of tokens."""
         with self._lock:
             row = self._rows.get((first, second))
         return self._row_below(first, second) if row is None else row
@@ -104,7 +102,6 @@ class TrigramTable:
                     self._rows.popitem(last=False)
 
     def clear(self) -> None:
-        """Discard everything except the underlying index."""
         with self._lock:
             self._rows.clear()
 
@@ -196,8 +193,6 @@ class TrigramCounter:
 
 
 class TrigramRecord(Settings):
-    """The metadata of a file of trigrams."""
-
     version: Literal[1] = 1
     tokenizer_fingerprint: str
     vocab_size: int
@@ -207,7 +202,6 @@ class TrigramRecord(Settings):
 def save_trigrams(
     index: TrigramIndex, path: Path, tokenizer: PreTrainedTokenizerBase, num_tokens: int = 0
 ) -> None:
-    """Store an index atomically as a safetensors file."""
     record = TrigramRecord(
         tokenizer_fingerprint=tokenizer_fingerprint(tokenizer),
         vocab_size=vocabulary_size(tokenizer),

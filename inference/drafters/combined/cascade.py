@@ -79,7 +79,6 @@ class Cascade:
         return best + 1 if is_due or speeds[best] > expected / costs.verify(size) else 0
 
     def learn(self, guess: Candidates, asked: int, reached: int, emitted: Sequence[int]) -> None:
-        """Learn from the tokens of a sequence in a step."""
         if asked:
             self._rested = 0
             # A level beyond the emitted tokens is unknown unless an earlier level was wrong.
@@ -106,7 +105,6 @@ class Cascade:
         return [cut for cut in cuts if cut is not None]
 
     def _right(self, guess: Candidates) -> NDArray[np.float64]:
-        """Return the probability that a guess is correct up to each of its levels."""
         levels = np.arange(min(int(guess.depths.max(initial=0)), LEVELS))
         if not len(levels):
             return np.zeros(0)

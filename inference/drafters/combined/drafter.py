@@ -81,7 +81,6 @@ class CombinedDrafter(DelegatingDrafter, CostAware):
     def use_costs(
         self, verify: Callable[[int], float], draft: Mapping[int, float]
     ) -> Callable[[], None]:
-        """In later sessions, let the first drafter draft only where it saves time."""
         self._costs, self._cascades = DraftCosts(verify, draft), {}
         return self._cascades.clear
 
@@ -123,8 +122,6 @@ class CombinedDrafter(DelegatingDrafter, CostAware):
 
 
 class CombinedSession(AdaptiveSession):
-    """A session that combines one session of each drafter, both for the same sequences."""
-
     def __init__(
         self, drafter: CombinedDrafter, sampling: Sampling, capacity: int, batch: int
     ) -> None:
@@ -187,7 +184,6 @@ class CombinedSession(AdaptiveSession):
                 self.knowledge.sampled.learn(pool.first, sampled)
 
     def on_finished(self, index: int, token_ids: Sequence[int]) -> None:
-        """Pass a complete sequence to the second drafter, which learns from it."""
         self.second.on_finished(index, token_ids)
 
     def rollback(self, length: int) -> None:
@@ -202,7 +198,6 @@ class CombinedSession(AdaptiveSession):
         self._pools, self._kept = [], []
 
     def append_sequences(self, other: DraftSession) -> None:
-        """Add the sequences of another session of the same drafters."""
         assert isinstance(other, CombinedSession)
         self.first.append_sequences(other.first)
         self.second.append_sequences(other.second)
@@ -248,7 +243,6 @@ class CombinedSession(AdaptiveSession):
     def _pool(
         self, index: int, tree: SequenceTree, scores: list[float], depth: int
     ) -> CandidatePool:
-        """Return the candidates of both drafters for a sequence."""
         pool = CandidatePool(tree, scores)
         pool.graft(ROOT, self._guesses[index], depth)
         for anchor in self._anchors(pool, depth):

@@ -58,7 +58,6 @@ class Calibration:
         depths: Int64[np.ndarray, " n"],
         scores: Float64[np.ndarray, " n"],
     ) -> Float64[np.ndarray, " n"]:
-        """Return the probabilities that candidates are right if their parents are right."""
         prior = TRUST[sources] * scores
         return self._learned.rates(_cells(sources, depths, scores), prior, DOUBT)
 
@@ -69,7 +68,6 @@ class Calibration:
         scores: Float64[np.ndarray, " n"],
         is_right: Bool[np.ndarray, " n"],
     ) -> None:
-        """Add observations of candidates whose parents were right."""
         cells = _cells(sources, depths, scores)
         right, observed = np.zeros((2, *self._learned.shape))
         np.add.at(right, cells, is_right.astype(float))
@@ -137,7 +135,6 @@ class CandidatePool:
         return nodes
 
     def path(self, node: int) -> list[int]:
-        """Return the tokens from the first level down to a node."""
         tokens: list[int] = []
         while node != ROOT:
             tokens.append(self.token_ids[node])
@@ -246,7 +243,6 @@ class SampledNodes:
         self._learned.add(accepted, offered)
 
     def worth(self, shape: TreeShape) -> float:
-        """Return the expected number of accepted nodes of a sampled tree."""
         return float(self._learned.rates(shape_cells(shape), 0.5, DOUBT_OF_NODES).sum())
 
 
@@ -313,7 +309,6 @@ class Knowledge:
         self.sampled = SampledNodes(shape)
 
     def learn(self, pool: CandidatePool, emitted: Sequence[int]) -> None:
-        """Count which candidates proved right."""
         outcomes = list(pool.outcomes(emitted))
         if not outcomes:
             return
