@@ -27,7 +27,7 @@ from inference.engine.context import Context
 from inference.engine.loop import DecodeRun
 from inference.engine.policy import AlwaysDraft
 from inference.engine.request import SequenceState
-from inference.protocol import Budget, Committed, Drafter
+from inference.protocol import Budget, Committed
 from inference.sampling.random_numbers import StepRandom
 from jakiro.errors import ConfigError
 
@@ -47,7 +47,14 @@ class AheadDecoder(SpeculativeDecoder):
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
         self.num_guesses = self.num_right = 0
-        _check_usable(self.drafter, self.policy, captured=self.is_captured)
+        drafter = self.drafter
+        if drafter is None or drafter.needs or drafter.request_counter is not None:
+            raise ConfigError(
+                "only a drafter that reads tokens alone and does not learn, such as a small model, "
+                "can draft ahead"
+            )
+        if self.is_captured or not isinstance(self.policy, AlwaysDraft):
+            raise ConfigError('drafting ahead needs tree="fixed" and captured=False')
         self.target.need_trees("drafting ahead")
 
     def _run(self, group: RequestGroup, log_probs: bool = False) -> DecodeRun:
@@ -141,19 +148,3 @@ def _likeliest(tree: SequenceTree) -> int:
         ids, probs = tree.draft_distribution(ROOT)
         return int(ids[probs.argmax()])
     return tree.token_ids[tree.children[ROOT][0]]
-
-
-def _check_usable(drafter: Drafter | None, policy: object, *, captured: bool) -> None:
-    is_adaptive = drafter is not None and drafter.request_counter is not None
-    for is_usable, expected in (
-        (
-            drafter is not None and not drafter.needs and not is_adaptive,
-            "a drafter that reads tokens alone and does not learn, such as a small model",
-        ),
-        (isinstance(policy, AlwaysDraft), 'tree="fixed"'),
-        (not captured, "captured=False"),
-    ):
-        if not is_usable:
-            raise ConfigError(
-                "trees cannot be drafted ahead with these arguments", expected=expected
-            )

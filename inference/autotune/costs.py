@@ -9,6 +9,7 @@ from dataclasses import replace
 from functools import partial
 from typing import TypeVar
 
+import numpy as np
 import torch
 import transformers
 from platformdirs import user_cache_path
@@ -55,17 +56,12 @@ class Costs(Settings):
         Above the largest measured number, the line through the last two measured numbers goes on,
         unless it falls.
         """
-        known = sorted(self.verify)
-        above = next((count for count in known if count >= num_nodes), known[-1])
-        if num_nodes > above and len(known) > 1:
-            last = self.verify[above]
-            slope = (last - self.verify[known[-2]]) / (above - known[-2])
-            return last + max(0.0, slope) * (num_nodes - above)
-        below = max((count for count in known if count <= num_nodes), default=above)
-        if above == below:
-            return self.verify[above]
-        share = (num_nodes - below) / (above - below)
-        return (1 - share) * self.verify[below] + share * self.verify[above]
+        counts = sorted(self.verify)
+        seconds = [self.verify[count] for count in counts]
+        beyond, slope = max(0.0, num_nodes - counts[-1]), 0.0
+        if len(counts) > 1:
+            slope = max(0.0, (seconds[-1] - seconds[-2]) / (counts[-1] - counts[-2]))
+        return float(np.interp(num_nodes, counts, seconds)) + slope * beyond
 
     def of_batch(self, batch: int) -> "Costs":
         """Return the expected costs of steps over several sequences.
@@ -231,12 +227,9 @@ def shortest_seconds(
 
 
 def fill(target: TargetAdapter, cache: SlotCache, length: int) -> None:
-    """Fill a cache with a context: the target reads its start, which is then copied."""
-    start = min(length, CONTEXT)
-    tokens = torch.zeros(1, start, dtype=torch.long, device=target.device)
+    """Fill a cache with a context."""
+    tokens = torch.zeros(1, length, dtype=torch.long, device=target.device)
     target.forward(chain_step(tokens, 0), cache)
-    slots = torch.arange(start, length, device=target.device).expand(1, -1)
-    cache.move(slots % start, slots)
 
 
 def verifications(

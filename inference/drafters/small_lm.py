@@ -74,20 +74,16 @@ class SmallLMDrafter(Drafter):
         self.version = "lm"
         self.proposer_names = ("small model",)
         self.bytes_per_token = self.model.new_cache(1, 1).bytes_per_token
-        self.shapes = [self.settings.shape(sampled) for sampled in (False, self.settings.sampled)]
-
-    @property
-    def plan(self) -> TreePlan:
-        greedy, sampling = self.shapes
-        return TreePlan(greedy=greedy, sampling=sampling)
+        greedy, sampling = map(self.settings.shape, (False, self.settings.sampled))
+        self.plan = TreePlan(greedy=greedy, sampling=sampling)
 
     @property
     def max_nodes(self) -> int:
-        return max(shape.max_nodes for shape in self.shapes)
+        return max(shape.max_nodes for shape in self.plan.shapes)
 
     @property
     def max_depth(self) -> int:
-        return max(shape.depth for shape in self.shapes)
+        return max(shape.depth for shape in self.plan.shapes)
 
     @classmethod
     def from_pretrained(
@@ -104,11 +100,8 @@ class SmallLMDrafter(Drafter):
     def new_session(self, sampling: Sampling, capacity: int, batch: int = 1) -> "SmallLMSession":
         return SmallLMSession(self, sampling, capacity, batch)
 
-    def shape(self, sampling: Sampling) -> TreeShape:
-        return self.shapes[sampling.do_sample]
-
     def can_share(self, one: Sampling, other: Sampling) -> bool:
-        return self.shape(one) == self.shape(other)
+        return self.plan.shape(one) == self.plan.shape(other)
 
 
 class LMPass:
@@ -214,7 +207,7 @@ class SmallLMSession(DraftSession):
     ) -> None:
         self.drafter, self.model = drafter, drafter.model
         # Number of slots from the root on: the root, the nodes that are read, and one for padding.
-        self.scratch = 2 + max(shape.breadth * (shape.depth - 1) for shape in drafter.shapes)
+        self.scratch = 2 + max(shape.breadth * (shape.depth - 1) for shape in drafter.plan.shapes)
         self.cache: SlotCache = self.model.new_cache(batch, capacity + self.scratch)
         self.lengths = (0,) * batch
         self.set_sampling(sampling)
@@ -295,7 +288,7 @@ class SmallLMSession(DraftSession):
 
     def set_sampling(self, sampling: Sampling) -> None:
         self.sampling = BatchSampling([sampling] * len(self.lengths))
-        self.shape = self.drafter.shape(sampling)
+        self.shape = self.drafter.plan.shape(sampling)
 
     def constrain(self, grammars: Sequence[GrammarProcessor | None]) -> None:
         self.grammars = grammars

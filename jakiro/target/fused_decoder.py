@@ -270,7 +270,6 @@ def _fuse_frame(decoder: nn.Module, trial: Trial) -> None:
 
 
 def _in_float32(values: Any) -> Any:
-    def converted(tensor: Tensor) -> Tensor:
-        return tensor.float() if tensor.is_floating_point() else tensor
-
-    return tree_map_only(Tensor, converted, values)
+    return tree_map_only(
+        Tensor, lambda part: part.float() if part.is_floating_point() else part, values
+    )

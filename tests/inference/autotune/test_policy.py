@@ -64,7 +64,7 @@ def test_the_costs_of_a_small_language_model_include_its_passes() -> None:
     together = policy_for(target, pair, "auto", None)
     assert isinstance(together, AutoTree)
     assert set(together.costs_by_threads[None].draft) == set(automatic.costs_by_threads[None].draft)
-    assert pair.cascade(False, small.shapes[0]) is not None
+    assert pair.cascade(False, small.plan.greedy) is not None
 
 
 def test_the_tree_size_for_a_full_batch_is_chosen_by_the_costs_of_that_batch() -> None:

@@ -69,7 +69,7 @@ def test_a_reset_of_a_shared_second_drafter_resets_the_knowledge_of_both() -> No
     model = tiny_llama(vocab=11)
     aded = AdedDrafter()
     small = SmallLMDrafter(model, model)
-    both, trees = CombinedDrafter(small, aded), small.shapes[0]
+    both, trees = CombinedDrafter(small, aded), small.plan.greedy
     observation = np.array([SECOND]), np.array([1]), np.array([0.5])
     fresh = both.knowledge(False, trees).candidates.rates(*observation)
     both.knowledge(False, trees).candidates.add(*observation, np.array([True]))
