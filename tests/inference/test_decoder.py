@@ -20,10 +20,9 @@ from inference.loading import load_parts
 from inference.outputs import GenerateOutput
 from jakiro.config import config_for
 from jakiro.drafter import JakiroDrafter
-from jakiro.errors import CheckpointError, TargetMismatch
+from jakiro.errors import TargetMismatch
 from jakiro.target.adapter import TargetAdapter
 from jakiro.target.record import record_target
-from jakiro.utils.devices import num_threads
 
 
 @pytest.fixture(scope="module")
@@ -157,11 +156,6 @@ def test_another_tokenizer_is_refused_and_another_chat_template_warned_of(
         SpeculativeDecoder(model, drafter, tokenizer, tree="fixed")
 
 
-def test_the_error_for_a_missing_target_has_a_remedy(drafter_path: Path, tmp_path: Path) -> None:
-    with pytest.raises(CheckpointError, match="target= in Python"):
-        SpeculativeDecoder.from_pretrained(drafter_path, target=tmp_path / "gone", tree="fixed")
-
-
 @pytest.fixture(scope="module")
 def output(tokenizer: PreTrainedTokenizerFast) -> GenerateOutput:
     model = tiny_llama(vocab=len(tokenizer))
@@ -175,22 +169,6 @@ def test_the_repr_is_one_line_with_text_and_figures(output: GenerateOutput) -> N
     assert "tokens_per_second=" in shown
     assert "tensor" not in shown
     assert "\n" not in shown
-
-
-def test_without_a_tokenizer_there_is_no_text() -> None:
-    output = SpeculativeDecoder(tiny_llama(vocab=11)).generate([1, 2], max_new_tokens=3)
-    assert repr(output).startswith("GenerateOutput(text=None, tokens=3, tau=1.00")
-
-
-def test_the_number_is_set_and_restored_also_after_an_error() -> None:
-    before = torch.get_num_threads()
-    with num_threads(before + 1):
-        assert torch.get_num_threads() == before + 1
-    with pytest.raises(KeyError), num_threads(before + 1):
-        raise KeyError
-    with num_threads(None):
-        assert torch.get_num_threads() == before
-    assert torch.get_num_threads() == before
 
 
 def test_the_caller_of_a_stream_keeps_its_own_number() -> None:

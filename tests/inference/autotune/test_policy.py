@@ -32,17 +32,6 @@ def test_only_automatic_trees_are_chosen_by_costs() -> None:
     assert not automatic.costs_by_threads[None].draft
 
 
-def test_the_costs_of_a_trained_drafter_include_drafting() -> None:
-    target = TargetAdapter(tiny_llama())
-    drafter = TrainedDrafter(tiny_drafter(target), target, TreeShape())
-    automatic = policy_for(target, drafter, "auto", None)
-    assert isinstance(automatic, AutoTree)
-    assert automatic.trees == drafter.plan
-    assert automatic.costs_by_threads[None].draft
-    budget = automatic.reproducible().new_run(no_processors(), 1).next_budget(RunProgress())
-    assert budget is None or budget.num_nodes <= drafter.max_nodes
-
-
 def test_the_costs_of_a_small_language_model_include_its_passes() -> None:
     model = tiny_llama()
     target, small = TargetAdapter(model), SmallLMDrafter(tiny_llama(seed=1), model)

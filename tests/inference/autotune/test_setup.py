@@ -9,13 +9,11 @@ from helpers.models import tiny_drafter, tiny_llama
 from inference.autotune.setup import (
     largest_trees,
     refuse_unusable,
-    set_up_drafter,
     set_up_target,
     trees_of_size,
 )
 from inference.decoder import SpeculativeDecoder
-from inference.drafters.trained.drafter import TrainedDrafter
-from inference.trees.shape import TreePlan, TreeShape
+from inference.trees.shape import TreeShape
 from jakiro.drafter import JakiroDrafter
 from jakiro.drafter_settings import DrafterSettings
 from jakiro.errors import ConfigError, TargetMismatch
@@ -37,13 +35,6 @@ def test_a_target_computes_as_requested_in_evaluation_mode() -> None:
     assert not target.is_compiled
 
 
-def test_compiled_layers_are_the_targets_own() -> None:
-    model = tiny_llama()
-    target, _ = set_up_target(model, compiled=True)
-    assert target.is_compiled
-    assert target.modules.layers is model.model
-
-
 @pytest.mark.parametrize("other", ["captured", "batch_invariant"])
 def test_compilation_cannot_be_combined_with_what_it_cannot_do(other: str) -> None:
     wanted: dict[str, Any] = {other: True}
@@ -58,15 +49,6 @@ def test_a_drafter_of_another_target_is_refused_before_anything_is_timed(
     monkeypatch.setattr("inference.autotune.setup.choose_threads", None)  # cannot be called
     with pytest.raises(TargetMismatch, match="vocab"):
         set_up_target(tiny_llama(vocab=7), threads="auto", drafter=drafter)
-
-
-def test_a_trained_drafter_gets_its_target_and_trees() -> None:
-    target, _ = set_up_target(tiny_llama())
-    shape = TreeShape(num_nodes=3)
-    drafter = set_up_drafter(tiny_drafter(target), target, None, shape)
-    assert isinstance(drafter, TrainedDrafter)
-    assert drafter.target is target
-    assert drafter.plan == TreePlan.of(shape)
 
 
 def _drafter(autoregressive: int, parallel: int) -> JakiroDrafter:
@@ -86,12 +68,6 @@ def test_trees_of_eight_candidates_are_those_of_the_published_figures() -> None:
     levels = {"autoregressive_levels": 2, "parallel_levels": 1, "num_nodes": 8}
     assert plan.greedy == TreeShape(**levels, children=4, breadth=3)
     assert plan.sampling == TreeShape(**levels, children=2, breadth=1, sampled=True)
-
-
-def test_sixty_candidates_are_selected_from_levels_of_ten_times_ten() -> None:
-    greedy = trees_of_size(_drafter(2, 1), 60).greedy
-    assert (greedy.children, greedy.breadth, greedy.max_nodes) == (10, 10, 60)
-    assert greedy.level_sizes == [10, 100, 100]
 
 
 @pytest.mark.parametrize(

@@ -51,16 +51,6 @@ def test_a_target_with_few_positions_is_timed_with_small_trees() -> None:
     assert len(decoder.generate([1, 2, 1, 2], max_new_tokens=9).new_token_ids) == 9
 
 
-def test_the_choice_changes_neither_the_text_nor_the_threads_of_the_process() -> None:
-    model, before = tiny_llama(vocab=23), torch.get_num_threads()
-    prompt = [1, 2, 3, 1, 2, 3, 1, 2]
-    expected = SpeculativeDecoder(model).generate(prompt, max_new_tokens=30).new_token_ids
-    for number in ("auto", 2):
-        decoder = SpeculativeDecoder(model, LookupDrafter(), threads=number, tree="fixed")
-        assert decoder.generate(prompt, max_new_tokens=30).new_token_ids == expected
-        assert torch.get_num_threads() == before
-
-
 def _used(switch: ThreadSwitch, count: int, *seconds: float) -> list[int]:
     """Return the index that each of the next steps uses, if steps take so long with each."""
     used = []

@@ -34,12 +34,6 @@ GREEDY, SAMPLING = no_processors(do_sample=False), no_processors()
 NO_TREE = SequenceTree([], [], [], [], [], {}, {}, {})
 
 
-def test_a_batch_has_costs_of_its_own() -> None:
-    trees = AutoTree(PLAN, COSTS)
-    one, four = (trees.new_run(GREEDY, batch) for batch in (1, 4))
-    assert all(one._costs[0].verify < four._costs[0].verify)
-
-
 class World:
     """Simulated decoding on a machine with known costs and known acceptance."""
 
@@ -148,15 +142,6 @@ def test_a_tree_that_does_not_pay_at_assumed_rates_is_not_drafted_with_a_seed() 
     assert (
         AutoTree(PLAN, dear).reproducible().new_run(SAMPLING, 1).next_budget(RunProgress()) is None
     )
-
-
-def test_automatic_trees_of_a_drafter_without_a_model_change_no_token() -> None:
-    model, prompt = tiny_llama(vocab=11), [1, 2, 3, 4] * 4
-    automatic = SpeculativeDecoder(model, LookupDrafter())
-    assert isinstance(automatic.policy, AutoTree)
-    expected = SpeculativeDecoder(model).generate(prompt, max_new_tokens=60, temperature=0)
-    output = automatic.generate(prompt, max_new_tokens=60, temperature=0)
-    assert output.new_token_ids == expected.new_token_ids
 
 
 @pytest.mark.parametrize("num_nodes", [1, 5, 30])

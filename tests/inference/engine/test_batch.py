@@ -10,7 +10,6 @@ from torch import Tensor
 from transformers import LlamaForCausalLM, LogitsProcessorList, TopKLogitsWarper
 
 from inference import SpeculativeDecoder
-from inference.engine import batch
 from inference.engine.context import Context
 from inference.trees.shape import TreeShape
 from jakiro.errors import PromptError
@@ -39,15 +38,6 @@ def test_every_row_of_a_ragged_batch_equals_its_prompt_alone(config: dict[str, f
         assert output.new_token_ids == alone.new_token_ids
         assert output.depths == alone.depths
         assert output.stats.tau == alone.stats.tau
-
-
-@pytest.mark.parametrize("name", mostly_slow(TREES, quick=["sampled"]))
-def test_the_first_row_of_a_sampled_batch_equals_its_prompt_alone(name: str) -> None:
-    decoder = _decoder(tiny_llama(vocab=11), name)
-    arguments = {"max_new_tokens": 10, "temperature": 0.7, "seed": 3}
-    together = decoder.generate_batch([PROMPTS[1], PROMPTS[0], PROMPTS[1]], **arguments)
-    assert together[0].new_token_ids == decoder.generate(PROMPTS[1], **arguments).new_token_ids
-    assert together[2].new_token_ids != together[0].new_token_ids  # other random numbers
 
 
 @pytest.mark.parametrize("name", mostly_slow(TREES, quick=["sampled"]))
@@ -131,19 +121,3 @@ def test_what_derives_from_a_warper_still_sees_each_rows_own_tokens() -> None:
     for output in decoder.generate_batch(PROMPTS, seed=1, **arguments):
         tokens = output.sequences[0].tolist()[-13:]
         assert all(one != other for one, other in itertools.pairwise(tokens))
-
-
-@pytest.mark.parametrize(
-    ("is_live", "order"),
-    [
-        ([True, True, True], [0, 1, 2]),
-        ([False, True, True], [2, 1]),
-        ([True, False, False, True, True], [0, 4, 3]),
-        ([True, True, False], [0, 1]),
-        ([False, False], []),
-    ],
-)
-def test_the_last_sequences_take_the_places_of_finished_ones(
-    is_live: list[bool], order: list[int]
-) -> None:
-    assert batch.remaining(is_live) == order

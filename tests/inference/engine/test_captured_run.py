@@ -1,6 +1,5 @@
 """Steps that start before the previous result is read give the same tokens and statistics."""
 
-import itertools
 from collections.abc import Sequence
 from functools import partial
 from itertools import product
@@ -18,11 +17,9 @@ from inference.engine import captured, device_step
 from inference.engine.captured import CapturedPool
 from inference.engine.context import Context
 from inference.engine.loop import DecodeRun
-from inference.engine.policy import AlwaysDraft, RunProgress
 from inference.engine.request import Request
 from inference.generation.preparation import prepare_requests
-from inference.protocol import Budget
-from inference.trees.shape import TreePlan, TreeShape
+from inference.trees.shape import TreeShape
 from jakiro.errors import NumericalError
 from jakiro.target.adapter import TargetAdapter
 
@@ -95,36 +92,6 @@ def test_tokens_and_statistics_are_those_of_uncaptured_steps(
     drafter = None if tree is None else _drafter(target, tree)
     generation = {"max_new_tokens": 40, **SELECTIONS[selection]}  # longer than a stride
     _assert_same(*_both(target, drafter, PROMPTS[:batch], **generation))
-
-
-class _Turns(AlwaysDraft):
-    """A policy whose trees change in every step."""
-
-    def __init__(self, budgets: Sequence[Budget | None]) -> None:
-        super().__init__(None)
-        self.turns = itertools.cycle(budgets)
-
-    def next_budget(self, progress: RunProgress) -> Budget | None:
-        """Return the limits of the next trees."""
-        return next(self.turns)
-
-
-@pytest.mark.parametrize("do_sample", [False, True])
-def test_trees_of_several_sizes_may_take_turns(do_sample: bool) -> None:
-    prompts = PROMPTS[:3]
-    target = TargetAdapter(tiny_llama())
-    plan = TreePlan(greedy=TREES["deterministic"], sampling=TREES["sampled"])
-    drafter = TrainedDrafter(tiny_drafter(target), target, plan)
-    budgets = [Budget(6, 2), Budget(1, 1), Budget(6, 1), None]
-    one, other = (
-        _requests(target, prompts, max_new_tokens=40, do_sample=do_sample) for _ in range(2)
-    )
-    expected = DecodeRun(target, drafter, one, policy=_Turns(budgets)).finish()
-    policy = _Turns(budgets)
-    _assert_same(
-        expected,
-        DecodeRun(target, drafter, other, policy=policy, pool=CapturedPool()).finish(),
-    )
 
 
 @pytest.mark.parametrize("count", range(1, 5))

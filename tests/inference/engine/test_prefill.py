@@ -32,27 +32,6 @@ def _prefill(
 
 
 @torch.inference_mode()
-@pytest.mark.parametrize(("chunk", "num_chunks"), [(512, 1), (7, 1), (3, 3), (1, 7)])
-def test_prompts_are_complete_after_their_last_chunk(
-    chunk: int, num_chunks: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    target = TargetAdapter(tiny_llama(vocab=11))
-    expected = [_prefill(target, [prompt]) for prompt in PROMPTS]
-    alone = []
-    for prefill in expected:
-        prefill.read_chunk()
-        alone += [result.next_token for result in prefill.select_first(prefill.sequences)]
-    monkeypatch.setattr("inference.engine.context.PREFILL_CHUNK", chunk)
-    together = _prefill(target, PROMPTS)
-    for number in range(num_chunks):
-        assert not together.is_complete, number
-        together.read_chunk()
-    assert together.is_complete
-    assert together.context.lengths == [3, 7, 1]
-    assert [result.next_token for result in together.select_first(together.sequences)] == alone
-
-
-@torch.inference_mode()
 @pytest.mark.parametrize(("long", "expected_rows"), [(64, [3, 2, 1, 1]), (2, [1] * 7)])
 def test_sequences_take_no_part_in_chunks_after_their_prompts(
     long: int, expected_rows: list[int], monkeypatch: pytest.MonkeyPatch

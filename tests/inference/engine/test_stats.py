@@ -19,11 +19,6 @@ def test_the_summary_names_tokens_drafts_tau_and_speed() -> None:
     )
 
 
-def test_the_share_of_steps_with_drafts_counts_trees_with_a_first_level() -> None:
-    stats = DecodeStats(emitted=9, target_forwards=4, reached=Counter({1: 3, 2: 1}))
-    assert stats.drafting_share == 0.75
-
-
 def test_the_metrics_of_vllm_count_steps_with_drafts_by_their_accepted_drafts() -> None:
     stats = DecodeStats(
         emitted=12,

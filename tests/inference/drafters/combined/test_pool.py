@@ -2,12 +2,9 @@
 
 import numpy as np
 import pytest
-from helpers.models import tiny_llama
 
 from inference.draft_tree import ROOT, SequenceTree
-from inference.drafters.aded.drafter import AdedDrafter
 from inference.drafters.candidates import Candidates
-from inference.drafters.combined.drafter import CombinedDrafter
 from inference.drafters.combined.knowledge import (
     BOTH,
     FIRST,
@@ -15,7 +12,6 @@ from inference.drafters.combined.knowledge import (
     Calibration,
     CandidatePool,
 )
-from inference.drafters.small_lm import SmallLMDrafter
 
 # The tree is the chain of tokens 1, 2; the guess of the second source is the chain 1, 3, 4.
 TREE = SequenceTree(
@@ -63,17 +59,3 @@ def test_only_candidates_whose_parents_were_right_have_an_outcome() -> None:
     pool = pool_of_two()
     assert dict(pool.outcomes([1, 3, 9])) == {0: True, 1: False, 2: True, 3: False}
     assert dict(pool.outcomes([7, 3])) == {0: False}
-
-
-def test_a_reset_of_a_shared_second_drafter_resets_the_knowledge_of_both() -> None:
-    model = tiny_llama(vocab=11)
-    aded = AdedDrafter()
-    small = SmallLMDrafter(model, model)
-    both, trees = CombinedDrafter(small, aded), small.plan.greedy
-    observation = np.array([SECOND]), np.array([1]), np.array([0.5])
-    fresh = both.knowledge(False, trees).candidates.rates(*observation)
-    both.knowledge(False, trees).candidates.add(*observation, np.array([True]))
-    taught = both.knowledge(False, trees).candidates.rates(*observation)
-    assert taught > fresh
-    aded.reset()
-    assert both.knowledge(False, trees).candidates.rates(*observation) == fresh
