@@ -68,12 +68,7 @@ class ServerAnswer(NamedTuple):
 
 
 class ServerClient:
-    """A client of one server, which several threads may use.
-
-    Args:
-        url: address of the interface, which usually ends with `/v1`; an address without a path gets
-            this ending.
-    """
+    """A client of one server, which several threads may use."""
 
     def __init__(self, url: str, key: str | None = None, seconds: float = 600.0) -> None:
         self.url = server_address(url)

@@ -43,13 +43,7 @@ class Parts(NamedTuple):
 
 @quiet_libraries()
 def load_parts(drafter: str | Path, target: str | Path | None, **load: Any) -> Parts:
-    """Load the parts of a decoder: target, drafter and tokenizer.
-
-    Args:
-        drafter: folder or hub id of a trained drafter, also as `drafter=DRAFTER`; or `aded`,
-            `aded=TABLE`, `lookup` or `lm=MODEL`; or a pair, such as `aded+drafter=DRAFTER` or
-            `lookup+lm=MODEL`.
-    """
+    """Load the parts of a decoder; names are those of `SpeculativeDecoder.from_pretrained`."""
 
     def target_of(default: str | None) -> _Target:
         name = target or default
@@ -68,11 +62,7 @@ def parts_over(drafter: str, target: PreTrainedModel, tokenizer: PreTrainedToken
 
 
 def _parts(name: str, target_of: Callable[[str | None], _Target]) -> Parts:
-    """Return the parts of a decoder.
-
-    Args:
-        target_of: function from the name of the target of a trained drafter, None for others.
-    """
+    """Return the parts of a decoder."""
     pair = PairName.parse(name)
     first = (name if pair is None else pair.first).removeprefix("drafter=")
     drafter: JakiroDrafter | Drafter | Pair

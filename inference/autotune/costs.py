@@ -211,9 +211,6 @@ def shortest_seconds(
     """Return the shortest time that each function takes; the functions take turns.
 
     Other work of the machine only lengthens the times. The functions must wait for their device.
-
-    Args:
-        seconds: duration after which no further turn starts.
     """
     times: dict[KeyT, list[float]] = {key: [] for key in works}
     end = time.perf_counter() + seconds

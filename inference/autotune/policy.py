@@ -109,11 +109,7 @@ class AutoTree(DraftPolicy):
 
 
 class AutoRun(DraftPolicy):
-    """Policy of a single run.
-
-    Args:
-        costs: costs of the run's steps with each number of threads.
-    """
+    """Policy of a single run."""
 
     def __init__(
         self,

@@ -95,11 +95,7 @@ def _ranks(tree: SequenceTree) -> Sequence[int]:
 def tree_arms(
     trees: TreePlan | Budget, sampling: Sampling, costs: Costs, *, chains: bool = False
 ) -> list[TreeArm]:
-    """Return the distinct tree sizes, the largest last.
-
-    Args:
-        chains: whether only the best path of each tree is verified.
-    """
+    """Return the distinct tree sizes, the largest last."""
     if chains:
         return _chain_arms(trees, sampling, costs)
     if isinstance(trees, TreePlan):

@@ -99,11 +99,7 @@ def to_tree(
     base_length: Int[Tensor, " batch"],
     draft_probs: SparseDistribution | None = None,
 ) -> DraftTree:
-    """Return draft trees of the given candidates.
-
-    Args:
-        draft_probs: distributions below ROOT and all nodes; None if no candidate is sampled.
-    """
+    """Return draft trees of the given candidates."""
     count = max(len(row.token_ids) for row in candidates)
     if count == 0:
         return DraftTree.empty(base_length)

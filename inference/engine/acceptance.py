@@ -297,11 +297,7 @@ def _from_device(
 def _on_host(
     tree: SequenceTree, distribution: ProcessedDistribution, uniforms: list[float]
 ) -> AcceptResult:
-    """Return the outcome with any processors, which may read the tokens on the path to a node.
-
-    Args:
-        uniforms: random numbers in the order of their use; not used in greedy decoding.
-    """
+    """Return the outcome with any processors, which may read the tokens on the path to a node."""
     if not distribution.sampling.do_sample:
         path, next_token = accept_greedy_path(tree, distribution.best)
         return AcceptResult(tree, path, next_token, distribution)

@@ -151,9 +151,6 @@ class Context:
         """Return trees below the last token of each sequence; all other tokens must be cached.
 
         The trees are chains if the target is recurrent: the best paths of the drafter's trees.
-
-        Args:
-            grammars: what the text of each sequence must follow; empty if there are no grammars.
         """
         assert self.session is not None
         assert self.drafter is not None

@@ -201,11 +201,7 @@ def check_siblings(support: Support, siblings: Siblings) -> Checks:
 def _draft_distributions(
     recorded: Tensor | None, is_token: Tensor, is_sampled: Tensor
 ) -> Float[Tensor, "batch siblings ids"]:
-    """Return the distribution from which each child was sampled; zeros for padding.
-
-    Args:
-        recorded: draft distribution of the first sampled child; None if nothing was sampled.
-    """
+    """Return the distribution from which each child was sampled; zeros for padding."""
     point_masses = is_token.double()
     if recorded is None:
         return point_masses

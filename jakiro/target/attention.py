@@ -130,11 +130,7 @@ def attend(
 
 
 def num_parts(num_blocks: int, num_keys: int, num_processors: int) -> int:
-    """Return the number of parts of equal size that keep all processors of a GPU busy.
-
-    Args:
-        num_processors: number of blocks that the GPU processes at the same time.
-    """
+    """Return the number of parts of equal size that keep all processors of a GPU busy."""
     most = min(num_processors // num_blocks, num_keys // SMALLEST_PART)
     return max((n for n in range(1, most + 1) if num_keys % (n * BLOCK) == 0), default=1)
 
@@ -148,11 +144,7 @@ def attend_in_parts(
     parts: int,
     kernel: Kernel,
 ) -> Float[Tensor, "1 heads queries dim"]:
-    """Return attention whose keys are processed in several parts; no tensor is copied for this.
-
-    Args:
-        parts: number of parts, a divisor of the number of slots.
-    """
+    """Return attention whose keys are processed in several parts; no tensor is copied for this."""
     size = key.shape[2] // parts
     keys, values = (
         tensor[0].unflatten(1, (parts, size)).transpose(0, 1)  # [parts, heads, size, dim]

@@ -225,12 +225,7 @@ class SlotCache(SequenceStorages, Cache):
         rows: Int[Tensor, " rows"] | None = None,
         start: int | None = None,
     ) -> None:
-        """Prepare every layer for a forward pass.
-
-        Args:
-            num_visible: number of slots, starting from slot 0, that the forward pass reads.
-            start: see `StepInput`.
-        """
+        """Prepare every layer for a forward pass."""
         views: dict[int, tuple[Tensor, ...]] = {}
         can_slice = slots.device.type == "cpu" and not torch.is_grad_enabled()
         if start is not None and can_slice and (rows is None or len(rows) == 1):
@@ -271,11 +266,7 @@ class SlotCache(SequenceStorages, Cache):
     def _views_of_run(
         self, row: int | None, start: int, count: int, num_visible: int
     ) -> dict[int, tuple[Tensor, ...]]:
-        """Return each layer's keys and values of consecutive slots, and of all visible ones.
-
-        Args:
-            row: index of the only sequence; None for all sequences.
-        """
+        """Return each layer's keys and values of consecutive slots, and of all visible ones."""
         views: dict[int, tuple[Tensor, ...]] = {}
         pairs = zip(self._members, self._blocks[::2], self._blocks[1::2], strict=True)
         for members, keys, values in pairs:

@@ -211,11 +211,7 @@ class _Output(NamedTuple):
 
 
 class _Frame:
-    """What a decoder of one kind of attention does around its layers, without transformers' code.
-
-    Args:
-        decoder: decoder whose layers are all fused.
-    """
+    """What a decoder does around its fused layers, without transformers' code."""
 
     def __init__(self, decoder: Any) -> None:
         # Not the decoder itself, which refers to its frame: both are freed with the last reference.

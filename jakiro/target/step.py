@@ -101,12 +101,7 @@ def with_sibling(step: StepInput) -> StepInput:
 def ancestor_matrix(
     parents: Int[Tensor, "batch nodes"], max_depth: int
 ) -> Bool[Tensor, "batch nodes nodes"]:
-    """Return a matrix in which each node's row is True at its ancestors and at the node itself.
-
-    Args:
-        parents: index of each node's parent, or -1 for a node whose parent is not in the list.
-        max_depth: upper bound on the number of nodes of any path.
-    """
+    """Return a matrix in which each node's row is True at its ancestors and at the node itself."""
     count = parents.shape[1]
     if count == 1:
         return torch.ones_like(parents, dtype=torch.bool).unsqueeze(-1)
@@ -136,12 +131,6 @@ def slot_mask(
 
     A query attends to every committed slot (below its sequence's length) and, among the slots of
     uncommitted nodes, to those that `seen` marks.
-
-    Args:
-        lengths: number of committed tokens per sequence; a committed token's slot is its position.
-        seen: True where a query may attend to an uncommitted node, which is the query itself or
-            one of its ancestors.
-        num_slots: number of slots, starting from slot 0, that the mask covers.
     """
     committed = torch.arange(num_slots, device=slots.device) < lengths[:, None]
     mask = committed[:, None, :].expand(-1, seen.shape[1], -1).clone()
@@ -153,15 +142,7 @@ Masks = Mask | dict[str, Mask | None]
 
 
 class TargetMasks:
-    """Builds the attention masks of a target's layers, or of a subset of the layers.
-
-    Args:
-        window: number of positions, including the query's own, that a query attends to in a layer
-            with sliding attention; None if the target has no window.
-        chunk: number of positions per block in a layer with chunked attention, where a query
-            attends only to its own block; None if the target has no chunks.
-        is_recurrent: whether some layers are recurrent; these get no mask.
-    """
+    """Builds the attention masks of some of a target's layers; `TargetSpec` has the arguments."""
 
     def __init__(
         self,
@@ -220,11 +201,7 @@ class TargetMasks:
 def positions_in_slots(
     slots: Int[Tensor, "batch written"], positions: Int[Tensor, "batch written"], num_slots: int
 ) -> Int[Tensor, "batch slots"]:
-    """Return the absolute position of the token in each slot.
-
-    Args:
-        positions: absolute positions of the nodes; the position of any other token equals its slot.
-    """
+    """Return the absolute position of the token in each slot: the slot itself, except for nodes."""
     seen = torch.arange(num_slots, device=slots.device).expand(len(slots), -1)
     return seen.scatter(1, slots, positions)
 

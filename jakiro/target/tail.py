@@ -59,12 +59,7 @@ class TargetTail:
         seen_positions: Int[Tensor, "batch slots"],
         cache: Cache,
     ) -> Float[Tensor, "batch queries hidden"]:
-        """Return the features that the tail layers compute from the given hidden states.
-
-        Args:
-            states: hidden states of the queries, as input of the first tail layer.
-            cache: cache for the queries' keys and values, whose slots must already be set.
-        """
+        """Return the features that the tail layers compute from the given hidden states."""
         output = self._decoder(
             inputs_embeds=states.to(self.target.dtype),
             position_ids=positions,

@@ -113,11 +113,7 @@ def with_products(module: nn.Module, make: MakeProduct) -> nn.Module:
 
 
 def can_reorder(weight: Tensor, dtype: torch.dtype | None = None) -> bool:
-    """Return whether a weight can be reordered, and this machine can multiply by the copy.
-
-    Args:
-        dtype: dtype of the copy; None for that of the weight.
-    """
+    """Return whether a weight can be reordered, and this machine can multiply by the copy."""
     dtype = dtype or weight.dtype
     is_ordinary = weight.device.type == "cpu" and weight.layout == torch.strided
     return is_ordinary and dtype in _REORDERED_DTYPES and _can_multiply(dtype)

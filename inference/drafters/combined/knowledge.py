@@ -174,11 +174,7 @@ class CandidatePool:
         *,
         is_sampled: bool = False,
     ) -> Candidates:
-        """Return the given nodes as candidates.
-
-        Args:
-            is_sampled: whether the candidates of the first source are sampled.
-        """
+        """Return the given nodes as candidates."""
         # The parent index ROOT = -1 selects the last element, which stays ROOT.
         new_index = np.full(len(self.token_ids) + 1, ROOT)
         new_index[nodes] = np.arange(len(nodes))
