@@ -16,11 +16,10 @@ from transformers import (
 from transformers.generation.streamers import BaseStreamer
 from transformers.generation.utils import GenerateDecoderOnlyOutput
 
-from inference.autotune.policy import AutoTree, RequestGroup, numbered, policy_for
+from inference.autotune.policy import RequestGroup, numbered, policy_for
 from inference.autotune.setup import Pair, refuse_unusable, set_up_drafter, set_up_target
 from inference.autotune.threads import Threads
 from inference.conversation import Conversation
-from inference.drafters.trained.drafter import TrainedDrafter
 from inference.engine.decode_step import DecodeStep, options_for
 from inference.engine.loop import DecodeRun
 from inference.generation.custom_generate import pad_token_id, requests_of
@@ -36,7 +35,7 @@ from inference.generation.prompts import (
 from inference.generation.streaming import feed, pieces_by_depth, streamer_of_generate
 from inference.outputs import GenerateOutput, in_transformers_form, outputs_of
 from inference.protocol import AdaptiveDrafter, Drafter
-from inference.trees.shape import TreePlan, Trees
+from inference.trees.shape import Trees
 from jakiro.drafter import JakiroDrafter
 from jakiro.errors import PromptError
 from jakiro.target.checks import CausalLM
@@ -174,13 +173,6 @@ class SpeculativeDecoder:
             batch_invariant=batch_invariant,
             captured=captured,
         )
-
-    @property
-    def plan(self) -> TreePlan | None:
-        """The shapes of a trained drafter's trees; None for other drafters and with tree="auto"."""
-        if isinstance(self.drafter, TrainedDrafter) and not isinstance(self.policy, AutoTree):
-            return self.drafter.plan
-        return None
 
     @property
     def is_captured(self) -> bool:
@@ -399,7 +391,6 @@ class SpeculativeDecoder:
         generation: dict[str, Any],
         run: DecodeRun | None = None,
     ) -> RequestGroup:
-        """Return the requests for prompts that will join a run; None for a new run."""
         spec = self.target.spec
         requests, config = prepare_requests(
             self.target.model,

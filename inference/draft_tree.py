@@ -25,6 +25,7 @@ accepted on the device, or on the host from one `SequenceTree` per sequence.
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from enum import IntEnum
+from typing import Any
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -113,7 +114,6 @@ class DraftTree:
         return replace(self, is_valid=self.is_valid & fits)
 
     def without(self, indices: Iterable[int]) -> "DraftTree":
-        """Return the trees without any candidates for the sequences at these batch indices."""
         index = indices_on(self.token_ids.device, list(indices))
         return replace(self, is_valid=self.is_valid.index_fill(0, index, False))
 
@@ -162,7 +162,9 @@ class DraftTree:
     def of_sequences(self, indices: Sequence[int]) -> "DraftTree":
         index = indices_on(self.token_ids.device, indices)
         fields = vars(self).items()
-        taken = {name: part[index] for name, part in fields if isinstance(part, Tensor)}
+        taken: dict[str, Any] = {
+            name: part[index] for name, part in fields if isinstance(part, Tensor)
+        }
         probs = self.draft_probs
         if probs is not None:
             probs = probs.each(lambda part: part[index])

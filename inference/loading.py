@@ -83,7 +83,6 @@ def with_second(
     target: PreTrainedModel,
     tokenizer: PreTrainedTokenizerBase,
 ) -> Pair | CombinedDrafter:
-    """Return a drafter that combines a model with the training-free drafter of a name."""
     parsed = UntrainedName.parse(second)
     assert parsed is not None, "checked when the name was parsed"
     free = build_untrained(parsed, target, tokenizer)

@@ -121,7 +121,6 @@ class TokenSession(AdaptiveSession):
     def draft_below(
         self, index: int, path: Sequence[int], num_nodes: int, depth: int
     ) -> Candidates:
-        """Return continuations of a sequence after the tokens of a path below its root."""
         longest = depth if self.limits.depth is None else min(depth, self.limits.depth)
         if min(num_nodes, longest) < 1:
             return Candidates.none()

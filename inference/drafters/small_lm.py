@@ -131,7 +131,6 @@ class LMPass:
     def joint(
         self, depth: int, frontier: TreeLevel | None
     ) -> Float[Tensor, "batch f components vocab"]:
-        """Return log-probabilities of the candidates at `depth` below each node of the frontier."""
         features = self.features if frontier is None else self._read(depth, frontier)
         logits = self.model.logits(features)[..., : self.vocab_size]
         return logits.float().log_softmax(dim=-1).unsqueeze(2)

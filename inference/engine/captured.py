@@ -93,7 +93,6 @@ class CapturedSteps:
 
     @property
     def can_step(self) -> bool:
-        """Whether decoding steps can run without waiting for the host."""
         requests = [state.request for state in self.batch.live]
         if any(self.batch.record_of(request) is not None for request in requests):
             return False
@@ -160,7 +159,6 @@ class CapturedSteps:
 
     @torch.inference_mode()
     def discard_step(self) -> None:
-        """Discard the step under way, and let complete sequences leave."""
         self.stop()
         if any(state.is_finished for state in self.batch.live):
             self.batch.retire()

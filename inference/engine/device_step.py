@@ -72,7 +72,6 @@ class RecordedStep:
         self._logits: Tensor | None = None
 
     def start(self, keys: Sequence[StreamKey]) -> UnreadStep:
-        """Start the step, and the copy of its outcome to the host."""
         num_filling = len(self._batch.rows.roots) - len(keys)
         self._random.replace([*keys, *[keys[0]] * num_filling])
         outcome = self._run()

@@ -212,7 +212,6 @@ class TargetAdapter(TargetEnds):
     def _run(
         self, layers: nn.Module, step: StepInput, cache: SlotCache, num_visible: int
     ) -> Tensor:
-        """Run layers on the tokens of a step, and store their hidden states."""
         output = layers(
             input_ids=step.token_ids,
             position_ids=step.positions,

@@ -177,7 +177,6 @@ def kernel_on(device: torch.device, dtype: torch.dtype) -> Kernel | None:
 def kernel_of_cpu(
     query: Tensor, key: Tensor, value: Tensor, mask: Tensor, scale: float | None
 ) -> tuple[Tensor, Tensor]:
-    """Return attended values and the logarithms of the sums of exponentiated scores."""
     flash = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
     attended, log_sums = flash(query, key, value, attn_mask=mask, scale=scale)
     return attended, log_sums

@@ -49,7 +49,6 @@ def check_batch_invariance(target: TargetAdapter) -> None:
 
 
 def _kinds_of_products(target: TargetAdapter) -> Iterator[tuple[str, _Product]]:
-    """Yield the name and the products for each shape of weights."""
     seen = set()
     for part, largest in (
         (target.modules.layers, max(ROWS)),

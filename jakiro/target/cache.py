@@ -109,7 +109,6 @@ class SlotLayer(PlacedLayer):
     def update(
         self, key_states: Tensor, value_states: Tensor, *args: object, **kwargs: object
     ) -> tuple[Tensor, Tensor]:
-        """Write new keys and values to the slots and return those of all visible slots."""
         # A compiled step would keep the addresses of the views with which it was compiled.
         if not torch.compiler.is_compiling() and self.views:
             new_keys, new_values, keys, values = self.views
@@ -202,7 +201,6 @@ class SlotCache(SequenceStorages, Cache):
     def update(
         self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: Any, **kwargs: Any
     ) -> tuple[Tensor, Tensor]:
-        """Write new keys and values of a layer, and return those of all visible slots."""
         layer: Any = self.layers[layer_idx]
         keys, values = layer.update(key_states, value_states)
         return keys, values
@@ -358,12 +356,7 @@ def _kv_of(block: Tensor, slots: Tensor, layers: tuple[int, ...]) -> Tensor:
 
 
 class TargetState(NamedTuple):
-    """Raw target state of a group of tokens, layer by layer.
-
-    Attributes:
-        memory: states that memory is made from; None if the drafter has no memory.
-        features: hidden states that features are made from; None if the drafter reads no features.
-    """
+    """Raw target states of tokens that memory and features are made from; None if unused."""
 
     memory: Float[Tensor, "batch tokens layers width"] | None
     features: Float[Tensor, "batch tokens states hidden"] | None

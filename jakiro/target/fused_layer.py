@@ -239,7 +239,6 @@ def _parts(owner: nn.Module, alternatives: Sequence[tuple[str, ...]]) -> list[An
 
 
 def _attention_function(attention: Any) -> Callable[..., tuple[Tensor, Any]]:
-    """Return the attention that is set for a family, with the arguments that it always gets."""
     eager: Any = vars(sys.modules[type(attention).__module__])["eager_attention_forward"]
     name = attention.config._attn_implementation
     options: dict[str, Any] = {"dropout": 0.0, "scaling": attention.scaling}
@@ -330,7 +329,6 @@ def _rotate(x: Heads, cos: Tensor, signed_sin: Tensor, rotation: Rotation) -> He
 
 
 def are_close(got: Tensor, expected: Tensor) -> bool:
-    """Return whether two float32 tensors are equal up to rounding."""
     if got.shape != expected.shape:
         return False
     difference = (got.float() - expected.float()).abs().max()

@@ -24,14 +24,7 @@ _ALLOW = (
 
 
 class TargetRecord(Settings):
-    """Properties that identify the target and the tokenizer that a drafter was made for.
-
-    Attributes:
-        kv_widths: for each layer, the total size of the key and the value vectors of one token.
-        num_hidden_states: number of hidden states (the embedding and one per layer); None if the
-            hidden states are not one vector of the hidden size per token.
-        key_rotation: rotation of cached keys; None unless it is the same in all layers.
-    """
+    """Properties of the target (see `TargetSpec`) and the tokenizer that a drafter was made for."""
 
     name_or_path: str
     hidden_size: int

@@ -177,7 +177,6 @@ class RecurrentStates:
         return 0
 
     def select_sequences(self, indices: Sequence[int]) -> None:
-        """Keep only the sequences at these batch indices, in this order."""
         self.boundaries = [self.boundaries[index] for index in indices]
         self.kept = [state[list(indices)] for state in self.kept]
 

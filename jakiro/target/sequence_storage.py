@@ -94,7 +94,6 @@ class SequenceStorage:
         self.live = self._storage.narrow(self._dim, 0, count)
 
     def _replace(self, num_rows: int, num_slots: int) -> None:
-        """Copy the present rows to new storage of the given size."""
         shape = list(self._storage.shape)
         shape[self._dim], shape[-2] = num_rows, num_slots
         # Uninitialized memory may contain NaN, which would spread to every query despite the mask.
@@ -112,7 +111,6 @@ class SequenceStorages(ABC):
     def select_sequences(
         self, indices: Sequence[int], num_used: Sequence[int] | None = None
     ) -> None:
-        """Keep only the sequences at these batch indices, in this order."""
         for storage in self._storages:
             storage.select(indices, num_used)
         self._update()

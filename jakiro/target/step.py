@@ -117,7 +117,6 @@ def ancestor_matrix(
 def same_document(
     documents: Int[Tensor, "batch tokens"],
 ) -> Bool[Tensor, "batch tokens tokens"]:
-    """Return True for each pair of tokens in a packed sequence that are in the same document."""
     return documents[:, :, None] == documents[:, None, :]
 
 
@@ -207,5 +206,4 @@ def positions_in_slots(
 
 
 def _within(reach: int, kind: str, query: Tensor, seen: Tensor) -> Tensor:
-    """Return True for each slot whose position lies in a query's window or chunk."""
     return query // reach == seen // reach if kind == CHUNKED else query - seen < reach

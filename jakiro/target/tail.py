@@ -114,7 +114,6 @@ class _JoinedLayer(PlacedLayer):
         return self.keys, self.values
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
-        """Return (number of keys, offset), for models that derive a mask's size from the cache."""
         return self.keys.shape[2] + query_length, 0
 
 

@@ -96,7 +96,6 @@ class Cascade:
             self._guesses.add(right, tried)
 
     def _within(self, limit: Budget) -> list[TreeShape]:
-        """Return the shapes of the first drafter's trees within a limit, by depth."""
         # Each level of a path needs a node: without room for a path, a sampled tree is empty.
         depths = (limit.num_nodes, limit.depth, self._shape.depth)
         deepest = min(depth for depth in depths if depth is not None)

@@ -187,7 +187,6 @@ class CombinedSession(AdaptiveSession):
         self.second.on_finished(index, token_ids)
 
     def rollback(self, length: int) -> None:
-        """Discard the tokens from position `length` on, but not what was learned from them."""
         self.first.rollback(length)
         self.second.rollback(length)
         self._pools, self._kept = [], []

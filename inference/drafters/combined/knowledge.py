@@ -124,7 +124,6 @@ class CandidatePool:
         return nodes
 
     def follow(self, token_ids: Sequence[int]) -> list[int]:
-        """Return the nodes along a path of tokens from the root, as far as the tree contains it."""
         nodes: list[int] = []
         at = ROOT
         for token in token_ids:
@@ -206,7 +205,6 @@ class CandidatePool:
         return np.sort(order[(among & np.array(self.is_valid, np.bool_))[order]][:count])
 
     def _join(self, parent: int, token: int, depth: int, share: float) -> int:
-        """Return the node of a token below a parent, and add the node if it does not exist yet."""
         node = self.node_of.get((parent, token))
         if node is not None:
             if self.sources[node] == FIRST:

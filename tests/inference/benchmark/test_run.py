@@ -147,7 +147,7 @@ def test_deterministic_and_fixed_trees_of_a_size_are_built(folder: Path, subject
         ),
         subject,
     )
-    plans = [method.decoder.plan for method in (fixed, best, small)]  # type: ignore[attr-defined]
+    plans = [method.decoder.drafter.plan for method in (fixed, best, small)]  # type: ignore[attr-defined]
     assert [plan.sampling.sampled for plan in plans] == [True, False, False]
     assert plans[0].greedy == plans[1].greedy == plans[1].sampling
     assert plans[1].greedy.max_nodes == 30
