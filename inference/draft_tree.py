@@ -117,15 +117,15 @@ class DraftTree:
         index = indices_on(self.token_ids.device, list(indices))
         return replace(self, is_valid=self.is_valid.index_fill(0, index, False))
 
-    def chain(self) -> tuple["DraftTree", Int[Tensor, "batch depth"]]:
-        """Return the best path of each tree as a tree, and the nodes of the paths.
+    def chain(self) -> "DraftTree":
+        """Return the best path of each tree as a tree.
 
         Below each node, the path takes the candidate that was sampled first or, if none was
         sampled, the one with the best rank. What is left out does not depend on which tokens were
         sampled, so that acceptance stays exact. In the chains, all ranks are 0.
         """
         if self.max_depth == 0:
-            return self, self.parent
+            return self
         worst = 2 * self.num_nodes
         key = self.rank + self.num_nodes * (self.kind != CandidateKind.SAMPLED)
         node = torch.full_like(self.base_length, ROOT)
@@ -143,7 +143,7 @@ class DraftTree:
         if probs is not None:
             source = torch.cat((torch.zeros_like(index[:, :1]), index + 1), dim=1)[:, :, None]
             probs = probs.each(lambda part: part.gather(1, source.expand(-1, -1, part.shape[2])))
-        chain = replace(
+        return replace(
             self,
             token_ids=self.token_ids.gather(1, index),
             parent=ascending - 1,
@@ -157,7 +157,6 @@ class DraftTree:
             max_siblings=min(1, nodes.shape[1]),
             draft_probs=probs,
         )
-        return chain, nodes
 
     def of_sequences(self, indices: Sequence[int]) -> "DraftTree":
         index = indices_on(self.token_ids.device, indices)

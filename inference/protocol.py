@@ -2,7 +2,6 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from threading import RLock
 from typing import NamedTuple
 from weakref import WeakSet
@@ -86,19 +85,6 @@ class Committed(NamedTuple):
                 f"the session ends at {lengths}, but the next tokens start at {self.starts}"
             )
         return lengths
-
-
-@dataclass(frozen=True)
-class VerifyResult:
-    """The outcome of one decoding step, from which adaptive drafters learn."""
-
-    base_length: list[int]  # position of each root
-    path: list[list[int]]  # accepted nodes of each sequence, as far as they were emitted
-    # last emitted token of each sequence; a drafted token if the sequence ended with that token
-    next_token: list[int]
-    # batch indices of sequences from which nothing can be learned, because they could not be
-    # verified or have no drafts
-    failed: frozenset[int] = frozenset()
 
 
 class RequestCounter:
@@ -268,11 +254,7 @@ class DeviceSession(DraftSession):
 
 
 class AdaptiveSession(DraftSession):
-    """A session that learns from the results of verification."""
-
-    @abstractmethod
-    def on_verified(self, result: VerifyResult) -> None:
-        """Learn from the verification of the last proposed trees."""
+    """A session that learns from texts as a whole, besides what `advance` tells it."""
 
     @abstractmethod
     def on_finished(self, index: int, token_ids: Sequence[int]) -> None:

@@ -15,7 +15,6 @@ from inference.protocol import (
     Committed,
     Drafter,
     DraftSession,
-    VerifyResult,
 )
 from inference.sampling.grammar import GrammarProcessor
 from inference.sampling.options import Sampling
@@ -102,7 +101,7 @@ class TokenSession(AdaptiveSession):
         for index, proposer in enumerate(self.proposers):
             # After steps without drafts, a sequence may have been read to its end already.
             if self._num_read[index] <= self.lengths[index]:
-                proposer.read(self._known(index), self._num_read[index])
+                proposer.read(self.known(index), self._num_read[index])
                 self._num_read[index] = self.lengths[index] + 1
 
     def propose(self, budget: Budget, random: StepRandom) -> DraftTree:
@@ -115,16 +114,13 @@ class TokenSession(AdaptiveSession):
             proposed = [self.draft_below(index, [], num_nodes, min(depths)) for index in indices]
         return to_tree(proposed, torch.tensor(self.lengths, device=self._device))
 
-    def on_verified(self, result: VerifyResult) -> None:
-        """Do nothing: the tokens arrive with the next `advance`."""
-
     def draft_below(
         self, index: int, path: Sequence[int], num_nodes: int, depth: int
     ) -> Candidates:
         longest = depth if self.limits.depth is None else min(depth, self.limits.depth)
         if min(num_nodes, longest) < 1:
             return Candidates.none()
-        context = np.concatenate((self._known(index), np.array(path, np.int64)))
+        context = np.concatenate((self.known(index), np.array(path, np.int64)))
         candidates = self.proposers[index].draft(context, num_nodes, longest)
         grammar = self.grammars[index] if self.grammars else None
         return candidates.allowed_by(grammar, path)
@@ -170,7 +166,8 @@ class TokenSession(AdaptiveSession):
     def close(self) -> None:
         self._tokens = self._tokens[:, :0]
 
-    def _known(self, index: int) -> Tokens:
+    def known(self, index: int) -> Tokens:
+        """Return the verified tokens of a sequence, and its root."""
         return self._tokens[index, : self.lengths[index] + 1]
 
 

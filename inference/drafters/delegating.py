@@ -14,7 +14,6 @@ from inference.protocol import (
     Drafter,
     DraftSession,
     EncodedMemory,
-    VerifyResult,
     request_counter_of,
 )
 from inference.sampling.grammar import GrammarProcessor
@@ -80,10 +79,6 @@ class DelegatingSession(AdaptiveSession):
 
     def propose(self, budget: Budget, random: StepRandom) -> DraftTree:
         return self.session.propose(budget, random)
-
-    def on_verified(self, result: VerifyResult) -> None:
-        if isinstance(self.session, AdaptiveSession):
-            self.session.on_verified(result)
 
     def on_finished(self, index: int, token_ids: Sequence[int]) -> None:
         if isinstance(self.session, AdaptiveSession):

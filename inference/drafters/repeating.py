@@ -4,9 +4,7 @@ The method follows graph-structured speculative decoding (arXiv 2407.16207).
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 from heapq import heappop, heappush
-from typing import NamedTuple
 
 import numpy as np
 from pydantic import Field
@@ -14,7 +12,7 @@ from pydantic import Field
 from inference.draft_tree import ROOT, DraftTree, SequenceTree
 from inference.drafters.candidates import Candidates, to_tree
 from inference.drafters.delegating import DelegatingDrafter, DelegatingSession
-from inference.protocol import Budget, Drafter, DraftSession, VerifyResult
+from inference.protocol import Budget, Drafter, DraftSession
 from inference.sampling.options import Sampling
 from inference.sampling.random_numbers import StepRandom
 from inference.trees import MOST_CANDIDATES
@@ -153,62 +151,20 @@ class RepeatingDrafter(DelegatingDrafter):
         return RepeatingSession(session, self.settings, self.drafter.max_nodes)
 
 
-class _Pair(NamedTuple):
-    """A drafted tree, and the tree with repetitions that was made from the drafted tree."""
-
-    drafted: SequenceTree
-    repeated: Candidates
-
-    def drafted_path(self, path: Sequence[int]) -> list[int]:
-        """Return the drafted nodes along a path in the new tree, up to the first repetition."""
-        assert self.repeated.origin is not None
-        nodes: list[int] = []
-        above = ROOT
-        for origin in self.repeated.origin[list(path)].tolist():
-            if self.drafted.parent[origin] != above:
-                break
-            nodes.append(origin)
-            above = origin
-        return nodes
-
-
 class RepeatingSession(DelegatingSession):
     def __init__(self, session: DraftSession, settings: RepeatSettings, num_nodes: int) -> None:
         super().__init__(session)
         _refuse_sampled(session)
         self.settings = settings
         self.num_nodes = num_nodes
-        self._pairs: list[_Pair] = []
 
     def propose(self, budget: Budget, random: StepRandom) -> DraftTree:
         asked = self.num_nodes if budget.num_nodes > 0 else 0
         tree = self.session.propose(Budget(asked, budget.depth), random)
-        drafted = tree.to_host()
-        scores = tree.score.exp().double().tolist()
+        rows = zip(tree.to_host(), tree.score.exp().double().tolist(), strict=True)
         depth = self.settings.depth if budget.depth is None else budget.depth
-        self._pairs = [
-            _Pair(row, self._repeated(row, row_scores, budget.num_nodes, depth))
-            for row, row_scores in zip(drafted, scores, strict=True)
-        ]
-        candidates = [pair.repeated for pair in self._pairs]
-        return to_tree(candidates, tree.base_length)
-
-    def on_verified(self, result: VerifyResult) -> None:
-        """Pass the result to the drafting session, translated to nodes of the drafted trees."""
-        if result.base_length == list(self.lengths) and self._pairs:
-            super().on_verified(self._translated(result))
-
-    def rollback(self, length: int) -> None:
-        super().rollback(length)
-        self._pairs = []
-
-    def select_sequences(self, indices: Sequence[int]) -> None:
-        super().select_sequences(indices)
-        self._pairs = []
-
-    def append_sequences(self, other: DraftSession) -> None:
-        super().append_sequences(other)
-        self._pairs = []
+        repeated = [self._repeated(row, scores, budget.num_nodes, depth) for row, scores in rows]
+        return to_tree(repeated, tree.base_length)
 
     def set_sampling(self, sampling: Sampling) -> None:
         super().set_sampling(sampling)
@@ -230,16 +186,6 @@ class RepeatingSession(DelegatingSession):
         assert repeated.origin is not None
         origin = np.array(nodes, np.int64)[repeated.origin]
         return repeated._replace(origin=origin, source=np.array(tree.proposer_id, np.int64)[origin])
-
-    def _translated(self, result: VerifyResult) -> VerifyResult:
-        pairs = list(zip(self._pairs, result.path, strict=True))
-        paths = [pair.drafted_path(path) for pair, path in pairs]
-        next_token = [
-            int(pair.repeated.token_ids[path[len(shared)]]) if len(shared) < len(path) else last
-            for (pair, path), shared, last in zip(pairs, paths, result.next_token, strict=True)
-        ]
-
-        return replace(result, path=paths, next_token=next_token)
 
 
 def _refuse_sampled(session: DraftSession) -> None:

@@ -18,7 +18,7 @@ from inference.engine.decode_step import BONUS, TARGET, DecodeStep, Recorded, de
 from inference.engine.policy import DraftPolicy, RunProgress
 from inference.engine.prefill import Prefill
 from inference.engine.request import OutputOptions, Request, SequenceState
-from inference.protocol import AdaptiveSession, Budget, VerifyResult
+from inference.protocol import AdaptiveSession, Budget
 from inference.sampling.random_numbers import StepRandom
 from jakiro.errors import RequestError
 
@@ -205,7 +205,6 @@ class DecodeBatch:
         # Without later steps, nothing has to be committed.
         if self.commits_last or not all(step.finished for step in steps):
             self.context.commit(tree, accepted, [len(step.token_ids) for step in steps])
-        self._notify(accepted.results, steps)
         self.retire()
         return steps
 
@@ -270,25 +269,6 @@ class DecodeBatch:
         return DecodeStep(
             emitted, depths, finished, state.index, proposer_ids=proposers, error=state.error
         )
-
-    def _notify(self, results: list[AcceptResult], steps: list[DecodeStep]) -> None:
-        session = self.context.session
-        if not isinstance(session, AdaptiveSession):
-            return
-        # Tokens accepted after the end of a sequence are not part of its text.
-        pairs = zip(results, steps, strict=True)
-        paths = [result.path[: len(step.token_ids) - 1] for result, step in pairs]
-        verified = VerifyResult(
-            base_length=[result.distribution.length - 1 for result in results],
-            path=[self.context.drafted_path(index, path) for index, path in enumerate(paths)],
-            next_token=[state.token_ids[-1] for state in self.live],
-            failed=frozenset(
-                index
-                for index, (result, state) in enumerate(zip(results, self.live, strict=True))
-                if result.error is not None or not state.request.drafts
-            ),
-        )
-        session.on_verified(verified)
 
     @contextmanager
     def clock(self, part: str) -> Iterator[None]:

@@ -62,7 +62,6 @@ class Context:
         if drafter is not None:
             self.session = drafter.new_session(sampling, self.cache.capacity, batch)
         self.lengths = [0] * batch
-        self._chain_nodes: Tensor | None = None  # nodes of the last trees that chains consist of
 
     @property
     def lengths(self) -> list[int]:
@@ -159,9 +158,7 @@ class Context:
             return self._draft(token_ids, budget, random, grammars)
         most = self.drafter.max_nodes
         depth = min(budget.num_nodes, most if budget.depth is None else budget.depth)
-        tree = self._draft(token_ids, Budget(most, depth), random, grammars)
-        chain, self._chain_nodes = tree.chain()
-        return chain
+        return self._draft(token_ids, Budget(most, depth), random, grammars).chain()
 
     def _draft(
         self,
@@ -181,12 +178,6 @@ class Context:
         tree = self.session.propose(budget, random)
         self.session.constrain(())
         return _without_forbidden(tree, grammars)
-
-    def drafted_path(self, index: int, path: list[int]) -> list[int]:
-        """Return the nodes of the drafter's last tree on an accepted path."""
-        if self._chain_nodes is None or not path:
-            return path
-        return self._chain_nodes[index, : len(path)].tolist()
 
     def verify(
         self, tree: DraftTree, token_ids: Sequence[list[int]]

@@ -32,7 +32,6 @@ from inference.protocol import (
     CostAware,
     DraftSession,
     RequestCounter,
-    VerifyResult,
 )
 from inference.sampling.grammar import GrammarProcessor
 from inference.sampling.options import Sampling
@@ -130,8 +129,7 @@ class CombinedSession(AdaptiveSession):
         self.first = drafter.first.new_session(sampling, capacity, batch)
         self.second: TokenSession = drafter.second.new_session(sampling, capacity, batch)
         self._asked = 0  # depth of the first drafter's trees in the last step
-        self._pools: list[CandidatePool] = []
-        self._kept: list[Candidates] = []
+        self._pools: list[CandidatePool] = []  # of the last trees, until their outcome is known
         self._guesses: list[Candidates] = []
         self.set_sampling(sampling)
 
@@ -144,15 +142,18 @@ class CombinedSession(AdaptiveSession):
         return self.first.is_sampled
 
     def advance(self, committed: Committed) -> None:
+        before = self.lengths
         self.first.advance(committed)
         self.second.advance(committed)
+        if self._pools and self.lengths != before:
+            self._learn(before)
 
     def propose(self, budget: Budget, random: StepRandom) -> DraftTree:
         deepest = self.drafter.max_depth
         depth = deepest if budget.depth is None else min(budget.depth, deepest)
         limit = Budget(min(budget.num_nodes, self.num_nodes), depth)
         if min(limit.num_nodes, depth) < 1:
-            self._pools, self._kept = [], []
+            self._pools = []
             return self.first.propose(Budget(0), random)
         indices = range(len(self.lengths))
         self._guesses = [
@@ -163,25 +164,19 @@ class CombinedSession(AdaptiveSession):
         scores = tree.score.tolist()
         trees = tree.to_host()
         self._pools = [self._pool(index, trees[index], scores[index], depth) for index in indices]
-        self._kept = [self._best(pool, limit.num_nodes) for pool in self._pools]
-        return mixed_tree(self._kept, tree)
+        return mixed_tree([self._best(pool, limit.num_nodes) for pool in self._pools], tree)
 
-    def on_verified(self, result: VerifyResult) -> None:
-        """Learn which candidates, even if they were not verified, match the emitted tokens."""
-        if result.base_length != list(self.lengths) or not self._kept:
-            return  # This step had no drafts; its tokens arrive with the next `advance`.
-        for index, (pool, kept) in enumerate(zip(self._pools, self._kept, strict=True)):
-            if index in result.failed:
-                continue
-            accepted = kept.token_ids[result.path[index]].tolist()
-            emitted = [*accepted, result.next_token[index]]
+    def _learn(self, roots: Sequence[int]) -> None:
+        """Learn which candidates, even if they were not verified, match the tokens after roots."""
+        for index, (root, pool) in enumerate(zip(roots, self._pools, strict=True)):
+            emitted = self.second.known(index)[root + 1 :].tolist()
             self.knowledge.learn(pool, emitted)
-            guess = self._guesses[index]
             sampled = [node for node in pool.follow(emitted) if node < pool.num_first]
             if self.cascade is not None:
-                self.cascade.learn(guess, self._asked, len(sampled), emitted)
+                self.cascade.learn(self._guesses[index], self._asked, len(sampled), emitted)
             if self.is_sampled:
                 self.knowledge.sampled.learn(pool.first, sampled)
+        self._pools = []
 
     def on_finished(self, index: int, token_ids: Sequence[int]) -> None:
         self.second.on_finished(index, token_ids)
@@ -189,18 +184,20 @@ class CombinedSession(AdaptiveSession):
     def rollback(self, length: int) -> None:
         self.first.rollback(length)
         self.second.rollback(length)
-        self._pools, self._kept = [], []
+        self._pools = []
 
     def select_sequences(self, indices: Sequence[int]) -> None:
         self.first.select_sequences(indices)
         self.second.select_sequences(indices)
-        self._pools, self._kept = [], []
+        if self._pools:
+            self._pools = [self._pools[index] for index in indices]
+            self._guesses = [self._guesses[index] for index in indices]
 
     def append_sequences(self, other: DraftSession) -> None:
         assert isinstance(other, CombinedSession)
         self.first.append_sequences(other.first)
         self.second.append_sequences(other.second)
-        self._pools, self._kept = [], []
+        self._pools = []
 
     def set_sampling(self, sampling: Sampling) -> None:
         self.first.set_sampling(sampling)
