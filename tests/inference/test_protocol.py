@@ -18,10 +18,7 @@ from inference.autotune.policy import AutoTree
 from inference.autotune.setup import Pair
 from inference.drafters.aded.drafter import AdedDrafter, AdedSettings
 from inference.drafters.combined.drafter import CombinedDrafter
-from inference.drafters.lookup import LookupDrafter
-from inference.drafters.repeating import RepeatingDrafter
-from inference.drafters.small_lm import SmallLMDrafter
-from inference.protocol import Drafter, RequestCounter, RequestTicket, number_of, request_counter_of
+from inference.protocol import RequestCounter, RequestTicket, number_of
 from inference.trees.shape import TreePlan, TreeShape
 from jakiro.target.adapter import TargetAdapter
 
@@ -78,22 +75,6 @@ def test_decoders_that_share_a_drafter_share_the_count() -> None:
     aded = AdedDrafter()
     outputs = [_two_of_each(SpeculativeDecoder(model, aded, tree="fixed"))[0] for _ in range(2)]
     assert outputs[0] != outputs[1]
-
-
-def _learns(drafter: Drafter) -> bool:
-    return request_counter_of(drafter) is not None
-
-
-def test_every_drafter_shows_whether_it_learns_from_requests() -> None:
-    model = tiny_llama(vocab=23)
-    small = SmallLMDrafter(tiny_llama(vocab=23, num_hidden_layers=1), model)
-    assert _learns(AdedDrafter())
-    assert _learns(CombinedDrafter(small, LookupDrafter()))
-    aded = AdedDrafter()
-    assert CombinedDrafter(small, aded).request_counter is aded.request_counter
-    for drafter in (AdedDrafter(), LookupDrafter(), small):
-        assert request_counter_of(RepeatingDrafter(drafter)) is request_counter_of(drafter)
-    assert not _learns(small)
 
 
 def test_trees_selected_by_experience_count_requests_too() -> None:

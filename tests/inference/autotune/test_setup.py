@@ -3,7 +3,6 @@
 from typing import Any
 
 import pytest
-import torch
 from helpers.models import tiny_drafter, tiny_llama
 
 from inference.autotune.setup import (
@@ -12,7 +11,6 @@ from inference.autotune.setup import (
     set_up_target,
     trees_of_size,
 )
-from inference.decoder import SpeculativeDecoder
 from inference.trees.shape import TreeShape
 from jakiro.drafter import JakiroDrafter
 from jakiro.drafter_settings import DrafterSettings
@@ -84,24 +82,6 @@ def test_deterministic_trees_are_full_and_sampled_trees_fit_uncut(
     assert plan.sampling.depth == plan.greedy.depth == min(sum(levels), num_nodes)
     larger = trees_of_size(_drafter(*levels), num_nodes + 1)
     assert larger.sampling.max_nodes >= plan.sampling.max_nodes
-
-
-@pytest.mark.parametrize("temperature", [0.0, 1.0])
-def test_trees_of_sixty_are_drafted_and_verified(temperature: float) -> None:
-    model = tiny_llama(vocab=61)
-    drafter = tiny_drafter(TargetAdapter(model))
-    plan = trees_of_size(drafter, 60)
-    decoder = SpeculativeDecoder(model, drafter, tree=plan)
-    ids = torch.arange(5).tolist()
-    output = decoder.generate(ids, temperature=temperature, seed=0, max_new_tokens=20)
-    assert len(output.new_token_ids) == 20
-    if not temperature:
-        expected = SpeculativeDecoder(model).generate(ids, temperature=0.0, max_new_tokens=20)
-        assert output.new_token_ids == expected.new_token_ids
-    shape = plan.sampling if temperature else plan.greedy
-    proposed = sum(output.stats.proposed_by_proposer.values())
-    full_steps = output.stats.target_forwards - 2  # the last steps may have had less space
-    assert proposed >= full_steps * shape.max_nodes
 
 
 @pytest.mark.parametrize(("levels", "passes"), [((4, 0), 4), ((2, 1), 3), ((6, 2), 6)])

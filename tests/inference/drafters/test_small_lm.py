@@ -11,7 +11,6 @@ from helpers.losslessness import (
     greedy_by_transformers,
 )
 from helpers.models import tiny_llama
-from helpers.tables import frontier_of
 from helpers.tokenizers import tiny_tokenizer
 from transformers import LlamaForCausalLM, LogitsProcessorList
 from transformers.generation import TemperatureLogitsWarper
@@ -28,7 +27,6 @@ from inference.drafters.small_lm import (
 from inference.protocol import Budget, Committed
 from inference.sampling.options import Sampling
 from inference.sampling.random_numbers import StepRandom
-from inference.trees.builder import TreeLevel
 from jakiro.errors import CheckpointError, TargetMismatch
 
 GREEDY = Sampling(LogitsProcessorList(), do_sample=False)
@@ -215,30 +213,6 @@ def _started(cache: SmallLMSession, *rows: list[int]) -> LMPass:
 
 def _expected(model: LlamaForCausalLM, tokens: list[int]) -> torch.Tensor:
     return model(torch.tensor([tokens])).logits[0, -1].log_softmax(-1)
-
-
-def _level(tokens: list[int], origin: list[int], batch: int = 1) -> TreeLevel:
-    return frontier_of(torch.tensor([tokens] * batch), torch.tensor([origin] * batch))
-
-
-def _grown(cache: SmallLMSession, *rows: list[int]) -> LMPass:
-    """Start a tree and read 5 and 6 below the root, then 7 below 6 and 8 below 5."""
-    tree = _started(cache, *rows)
-    tree.joint(1, None)
-    tree.joint(2, _level([5, 6], [0, 0], len(rows)))
-    tree.joint(3, _level([7, 8], [1, 0], len(rows)))
-    return tree
-
-
-def test_sequences_that_are_left_keep_their_tokens_and_their_tree(model: LlamaForCausalLM) -> None:
-    cache = _cache(model, batch=2)
-    _grown(cache, [3, 3], START)
-    cache.select_sequences([1])
-    assert cache.lengths == (3,)
-    text = [*START, 6, 7, 9]
-    cache.advance(_committed([text], [3]))
-    found = cache.start_tree().joint(1, None)[0, 0, 0]
-    torch.testing.assert_close(found, _expected(model, text), atol=1e-4, rtol=1e-4)
 
 
 def test_tokens_that_only_the_small_model_has_are_no_candidates(model: LlamaForCausalLM) -> None:

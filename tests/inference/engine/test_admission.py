@@ -12,7 +12,6 @@ from transformers import LlamaForCausalLM
 from inference import SpeculativeDecoder
 from inference.drafters.combined.drafter import CombinedDrafter
 from inference.drafters.lookup import LookupDrafter, LookupSettings
-from inference.drafters.repeating import RepeatingDrafter, RepeatSettings
 from inference.drafters.small_lm import SmallLMDrafter
 from inference.engine.loop import DecodeRun
 from inference.protocol import Drafter
@@ -92,14 +91,6 @@ def test_tokens_with_a_trained_drafter_are_those_of_the_request_alone(
     _assert_alone_and_joining_are_equal(decoder, OPTIONS[options])
 
 
-def test_tokens_with_another_drafter_are_those_of_the_request_alone(
-    model: LlamaForCausalLM,
-) -> None:
-    drafter = RepeatingDrafter(_lookup(model), RepeatSettings())
-    decoder = SpeculativeDecoder(model, drafter, tree="fixed")
-    _assert_alone_and_joining_are_equal(decoder, OPTIONS["greedy"])
-
-
 def test_without_a_drafter_requests_of_all_kinds_share_a_batch(model: LlamaForCausalLM) -> None:
     decoder = SpeculativeDecoder(model)
     kinds: list[dict[str, Any]] = [
@@ -136,25 +127,6 @@ def test_a_run_goes_on_if_all_sequences_were_complete(model: LlamaForCausalLM, n
     for state, prompt in zip(run.sequences[2:], LATER, strict=True):
         alone = decoder.generate(prompt, max_new_tokens=7, temperature=0)
         assert state.new_token_ids == alone.new_token_ids
-
-
-def test_long_prompts_are_read_between_the_steps_of_others(
-    model: LlamaForCausalLM, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("inference.engine.context.PREFILL_CHUNK", 4)
-    decoder = SpeculativeDecoder(model, _trained(model), tree="fixed")
-    long = [1 + index % 7 for index in range(30)]
-    run = decoder.start([FIRST[0]], max_new_tokens=40, temperature=0)
-    steps_before = 0
-    for number, steps in enumerate(run):
-        if number == 0:
-            decoder.admit(run, [long], max_new_tokens=5, temperature=0)
-        indices = {step.index for step in steps}
-        if not run.sequences[1].new_token_ids:
-            steps_before += indices == {0}
-    assert steps_before >= 30 // 4
-    alone = decoder.generate(long, max_new_tokens=5, temperature=0)
-    assert run.sequences[1].new_token_ids == alone.new_token_ids
 
 
 def test_a_single_seed_gives_every_sequence_of_a_run_other_random_numbers(

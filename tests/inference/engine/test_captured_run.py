@@ -1,7 +1,6 @@
 """Steps that start before the previous result is read give the same tokens and statistics."""
 
 from collections.abc import Sequence
-from functools import partial
 from itertools import product
 from typing import Any
 from weakref import ref
@@ -15,7 +14,6 @@ from helpers.recordings import Replayed
 from inference.drafters.trained.drafter import TrainedDrafter
 from inference.engine import captured, device_step
 from inference.engine.captured import CapturedPool
-from inference.engine.context import Context
 from inference.engine.loop import DecodeRun
 from inference.engine.request import Request
 from inference.generation.preparation import prepare_requests
@@ -133,35 +131,6 @@ def test_requests_may_join_while_a_step_is_under_way() -> None:
             run.admit([requests[2 if number == 3 else 3]])
     assert was_captured
     assert [state.token_ids for state in run.sequences] == [own.token_ids for own in alone]
-
-
-def test_a_conversation_goes_on_after_captured_steps() -> None:
-    target = TargetAdapter(tiny_llama())
-    drafter = _drafter(target)
-    first, second = [1, 2, 3], [4, 5]
-    texts = []
-    for kind in (DecodeRun, partial(DecodeRun, pool=CapturedPool())):
-        (request,) = _requests(target, [first], max_new_tokens=9)
-        context = Context(target, drafter, request.sampling, 1, 64)
-        longer = [*kind(target, drafter, request, context=context).finish().token_ids, *second]
-        (request,) = _requests(target, [longer], max_new_tokens=9)
-        texts.append(kind(target, drafter, request, context=context).finish().token_ids)
-    assert texts[0] == texts[1]
-
-
-def test_a_run_that_is_closed_early_leaves_an_exact_context() -> None:
-    target = TargetAdapter(tiny_llama())
-    (request,) = _requests(target, [[1, 2, 3]], max_new_tokens=30)
-    drafter = _drafter(target)
-    context = Context(target, drafter, request.sampling, 1, 64)
-    run = DecodeRun(target, drafter, request, context=context, pool=CapturedPool())
-    steps = iter(run)
-    for _ in range(4):
-        next(steps)
-    steps.close()
-    assert run.context.lengths == [len(run.token_ids) - 1]
-    assert run.context.session is not None
-    assert run.context.session.lengths == (len(run.token_ids) - 1,)
 
 
 @pytest.mark.parametrize("do_sample", [False, True])

@@ -1,15 +1,12 @@
 """Tests of the target's processed distributions."""
 
-import pytest
 import torch
-from helpers.tables import no_processors
 from torch import Tensor
 from transformers import LogitsProcessorList, RepetitionPenaltyLogitsProcessor
 
 from inference.draft_tree import ROOT, SequenceTree
 from inference.engine.acceptance import ProcessedDistribution
 from inference.sampling.options import Sampling
-from jakiro.errors import NumericalError
 
 # A root with the child 0, which has the child 1.
 TREE = SequenceTree(
@@ -37,12 +34,3 @@ def test_processors_read_the_emitted_tokens_and_the_path_but_no_later_tokens() -
     for node, seen in ((ROOT, {4}), (0, {4, 2}), (1, {4, 2, 3})):
         changed = probs.scores(node) != logits[node + 1]
         assert set(changed.nonzero().flatten().tolist()) == seen
-
-
-def test_logits_that_are_not_finite_are_refused_with_their_position() -> None:
-    logits = _logits()
-    logits[2] = float("nan")
-    probs = ProcessedDistribution(logits, [4, 1], TREE, no_processors())
-    assert probs(ROOT).isfinite().all()
-    with pytest.raises(NumericalError, match="position 4"):
-        probs(1)

@@ -1,6 +1,5 @@
 """Requests that take and leave the places of a lane get the tokens that they get alone."""
 
-from collections import Counter
 from collections.abc import Callable
 from itertools import product
 from typing import Any
@@ -21,7 +20,7 @@ from inference.drafters.lookup import LookupDrafter, LookupSettings
 from inference.drafters.repeating import RepeatingDrafter, RepeatSettings
 from inference.drafters.small_lm import SmallLMDrafter
 from inference.engine.context import Context
-from inference.engine.request import OutputOptions, SequenceState
+from inference.engine.request import SequenceState
 from inference.trees.shape import TreeShape
 from jakiro.errors import NumericalError
 from jakiro.target.adapter import TargetAdapter
@@ -268,40 +267,3 @@ def test_the_storage_of_a_lane_stays_where_it_is(model: LlamaForCausalLM) -> Non
     assert len(addresses) == 1
     assert lane.context.cache.num_rows == 2
     assert lane.context.cache.capacity == capacity
-
-
-def test_notes_are_those_that_each_request_asks_for(model: LlamaForCausalLM) -> None:
-    decoder = _decoder(model, "hybrid", "sampled")
-    works = _works("sampled")[:2]
-    asked = OutputOptions(raw_log_probs=True, num_likeliest=3)
-    lane = lane_of(decoder, request_of(decoder, works[0]))
-    states = []
-    for index, work in enumerate(works):
-        request = request_of(decoder, work)
-        request = type(request)(**{**vars(request), "record": asked if index else None})
-        states.append(SequenceState.of(index, request))
-        start(lane, states[-1])
-    noted: list[Any] = []
-    while lane.live:
-        for step in lane.step():
-            assert (step.details is None) == (step.index == 0)
-            assert len(step.proposer_ids) == len(step.depths) == len(step.token_ids)
-            pairs = zip(step.proposer_ids, step.depths, strict=True)
-            assert all((proposer >= 0) == (depth > 0) for proposer, depth in pairs)
-            if step.details is not None:
-                noted += zip(
-                    step.token_ids,
-                    step.details.raw_log_probs,
-                    step.details.likeliest,
-                    strict=True,
-                )
-    ids = torch.tensor([states[1].token_ids])
-    log_probs = model(ids).logits[0].log_softmax(dim=-1)
-    first = len(works[1].prompt)  # the first token was emitted before the first step
-    for offset, (token, log_prob, likeliest) in enumerate(noted):
-        row = log_probs[first + offset]
-        assert log_prob == pytest.approx(row[token].item(), abs=1e-4)
-        best = row.topk(3)
-        assert [own for own, _ in likeliest] == best.indices.tolist()
-        assert [own for _, own in likeliest] == pytest.approx(best.values.tolist(), abs=1e-4)
-    assert Counter(token for token, *_ in noted)

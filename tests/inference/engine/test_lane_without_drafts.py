@@ -69,20 +69,3 @@ def test_they_get_the_tokens_of_autoregressive_decoding(name: str, options: dict
         assert state.new_token_ids == _autoregressive(options, state.index)
         assert state.stats.target_forwards == state.stats.decoded
         assert state.stats.proposed_by_proposer.total() == 0
-
-
-def test_if_nothing_is_drafted_the_drafter_catches_up_later() -> None:
-    model = tiny_llama(vocab=11)
-    decoder = SpeculativeDecoder(model, _drafter("trained", model), tree="fixed")
-    works = [Work([2, 1, 2], seed, {"temperature": 0, "max_new_tokens": 30}) for seed in range(2)]
-    first, second = (request_of(decoder, work) for work in works)
-    states = [SequenceState.of(0, replace(first, drafts=False)), SequenceState.of(1, second)]
-    lane = lane_of(decoder, second)
-    start(lane, states[0])
-    for _ in range(5):
-        lane.step()
-    start(lane, states[1])
-    finish(lane)
-    expected = works[1].alone(decoder).new_token_ids
-    assert [state.new_token_ids for state in states] == [expected, expected]
-    assert states[1].stats.tau > 1

@@ -2,11 +2,7 @@
 
 from collections import Counter
 
-from helpers.models import tiny_llama
-
-from inference import SpeculativeDecoder
 from inference.draft_tree import ROOT, SequenceTree
-from inference.drafters.small_lm import SmallLMDrafter, SmallLMSettings
 from inference.engine.stats import DecodeStats
 
 
@@ -50,14 +46,3 @@ def test_only_nodes_that_a_token_followed_count_as_reached() -> None:
     assert (whole.accepted_by_proposer, cut.accepted_by_proposer) == ({0: 1, 1: 1}, {0: 1})
     assert whole.proposed_by_proposer == cut.proposed_by_proposer == {0: 2, 1: 2}
     assert (whole.emitted, cut.emitted) == (3, 1)
-
-
-def test_accepted_drafts_after_the_end_of_a_text_count_neither_as_reached_nor_as_accepted() -> None:
-    model = tiny_llama()
-    drafter = SmallLMDrafter(model, model, SmallLMSettings(depth=4, children=1, breadth=1))
-    decoder = SpeculativeDecoder(model, drafter, tree="fixed")
-    arguments = {"temperature": 0.0, "max_new_tokens": 12}
-    full = decoder.generate([1, 2, 3], **arguments).new_token_ids
-    end = next(n for n in range(1, 4) if full[n] not in full[:n])
-    stats = decoder.generate([1, 2, 3], eos_token_id=full[end], **arguments).stats
-    assert stats.accepted == stats.reached == dict.fromkeys(range(1, end + 1), 1)

@@ -15,32 +15,13 @@ from jakiro.errors import TargetMismatch, TargetNotSupported
 from jakiro.target.adapter import TargetAdapter
 from jakiro.target.checks import check_reproduces
 from jakiro.target.record import check_target, record_target
-from jakiro.target.step import StepInput, ancestor_matrix, chain_step
-
-# Forward passes of other shapes round differently; the difference depends on the processor.
-CLOSE = {"rtol": 1e-4, "atol": 1e-4}
+from jakiro.target.step import ancestor_matrix, chain_step
 
 
 def test_the_ancestor_matrix_marks_exactly_the_path_to_each_node() -> None:
     matrix = ancestor_matrix(torch.tensor([PARENTS]), max_depth=4)[0]
     for query in range(len(PARENTS)):
         assert matrix[query].nonzero().flatten().tolist() == sorted(path_to(query))
-
-
-@torch.no_grad()
-def test_sequences_of_different_lengths_in_a_batch_do_not_disturb_each_other() -> None:
-    model = tiny_llama()
-    target = TargetAdapter(model)
-    tokens = torch.randint(0, 61, (2, 9))
-    lengths = torch.tensor([5, 8])
-    cache = target.new_cache(2, 20)
-    target.forward(chain_step(tokens[:, :8], 0), cache)
-    roots = tokens.gather(1, lengths[:, None])
-    step = StepInput(roots, lengths[:, None], lengths[:, None], lengths, highest_slot=8)
-    got = target.logits(target.forward(step, cache).features)
-    for sequence, length in enumerate(lengths.tolist()):
-        expected = model(tokens[sequence : sequence + 1, : length + 1]).logits[0, -1]
-        torch.testing.assert_close(got[sequence, 0], expected, **CLOSE)
 
 
 @torch.no_grad()
