@@ -87,12 +87,7 @@ def read_lesson(data: bytes) -> Lesson:
         return Lesson.model_validate_json(data)
     except ValidationError as error:
         # The message of pydantic would show token ids.
-        raise DataError(
-            "the lesson cannot be read",
-            expected="one JSON object on standard input, as a server writes it",
-            got=f"{error.error_count()} wrong fields",
-            remedy="this program is only started by `jakiro serve --adapt shared`",
-        ) from None
+        raise DataError(f"the lesson cannot be read: {error.error_count()} wrong fields") from None
 
 
 def read_result(data: bytes) -> LessonResult:

@@ -1,24 +1,21 @@
-"""Versions of a drafter's weights in a folder: written as a whole, and checked before use."""
+"""Versions of a drafter's weights: files with a record, each of which is written as a whole."""
 
-import shutil
-import uuid
 from collections.abc import Mapping
-from contextlib import suppress
 from hashlib import sha256
 from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 from filelock import FileLock, Timeout
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
-from safetensors import SafetensorError
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import load, save
 from torch import Tensor
 
 from jakiro.errors import CheckpointError, ConfigError
-from jakiro.utils.files import ensure_writable_folder, publish
+from jakiro.utils.files import ensure_writable_folder, write_atomically
 
-_RECORD, _WEIGHTS = "version.json", "weights.safetensors"
-_PARTIAL = ".partial-"
+_RECORD = "record"  # key of the record in the metadata of a file
+_ENDING = ".safetensors"
 _LOCK = ".lock"
 
 
@@ -27,22 +24,19 @@ class VersionRecord(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    format: Literal[1] = 1
     number: int = Field(ge=1)
     parent: int = Field(ge=0)  # 0 for the drafter itself
     identity: str  # fingerprint of the drafter's own weights and of its target
     tenants: tuple[str, ...]  # users from whose texts this version or one before it has learned
-    sha256: str = ""  # hash of the file with the weights
     before: float  # tau of the parent on held-out texts
     after: float  # tau of this version on the same texts
     low: float  # lower bound of after / before
 
 
 class Version(NamedTuple):
-    """A version that was read and checked."""
-
     record: VersionRecord
     weights: dict[str, Tensor]
+    digest: str  # of the file
 
 
 class VersionFolder:
@@ -60,65 +54,43 @@ class VersionFolder:
     @property
     def numbers(self) -> list[int]:
         """The numbers of all versions, in ascending order, whether they can be used or not."""
-        if not self.path.is_dir():  # somebody has deleted it
-            return []
-        names = (path.name for path in self.path.iterdir() if path.is_dir())
-        return sorted(int(name) for name in names if name.isascii() and name.isdigit())
+        return sorted(int(path.stem) for path in self.path.glob(f"[0-9]*{_ENDING}"))
 
-    def write(self, record: VersionRecord, weights: Mapping[str, Tensor]) -> VersionRecord:
-        """Write a version, and return its record; a reader finds all of it or nothing."""
-        data = save({name: weight.cpu().contiguous() for name, weight in weights.items()})
-        record = record.model_copy(update={"sha256": sha256(data).hexdigest()})
-        partial = self.path / f"{_PARTIAL}{uuid.uuid4().hex}"
-        partial.mkdir()
-        try:
-            (partial / _WEIGHTS).write_bytes(data)
-            (partial / _RECORD).write_text(record.model_dump_json(indent=2), encoding="utf-8")
-            publish(partial, self._path_of(record.number))
-        finally:
-            shutil.rmtree(partial, ignore_errors=True)
-        return record
+    def write(self, record: VersionRecord, weights: Mapping[str, Tensor]) -> None:
+        """Write a version; a reader finds all of it or nothing."""
+        content = {name: weight.cpu().contiguous() for name, weight in weights.items()}
+        data = save(content, {_RECORD: record.model_dump_json()})
+        write_atomically(self._path_of(record.number), data)
 
     def record(self, number: int) -> VersionRecord:
-        path = self._path_of(number) / _RECORD
+        path = self._path_of(number)
         try:
-            record = VersionRecord.model_validate_json(path.read_bytes())
-        except (OSError, ValidationError) as error:
-            raise CheckpointError(f"{path} is no complete record") from error
+            with safe_open(path, "pt") as file:
+                record = VersionRecord.model_validate_json((file.metadata() or {})[_RECORD])
+        except (OSError, SafetensorError, KeyError, ValidationError) as error:
+            raise CheckpointError(f"{path} cannot be read") from error
         if (record.number, record.identity) != (number, self.identity):
             got = f"version {record.number} of drafter {record.identity}"
             raise CheckpointError(f"{path} belongs to another version or drafter", got=got)
         return record
 
     def read(self, number: int) -> Version:
-        record = self.record(number)
-        path = self._path_of(number) / _WEIGHTS
-        try:
-            data = path.read_bytes()
-            if sha256(data).hexdigest() != record.sha256:
-                raise CheckpointError(f"{path} was changed or cut off")
-            return Version(record, load(data))
-        except (OSError, SafetensorError) as error:
-            raise CheckpointError(f"{path} cannot be read") from error
+        record, data = self.record(number), self._path_of(number).read_bytes()
+        return Version(record, load(data), sha256(data).hexdigest())
 
     def remove(self, number: int) -> None:
         """Remove a version, if there is one; its number may then be used again."""
-        with suppress(FileNotFoundError):
-            shutil.rmtree(self._path_of(number))
+        self._path_of(number).unlink(missing_ok=True)
 
     def clean(self, keep: int) -> None:
         """Remove what interrupted processes have left, and all but the newest versions.
 
         No process may be writing a version.
         """
-        for path in self.path.glob(f"{_PARTIAL}*"):
-            shutil.rmtree(path, ignore_errors=True)
+        for path in self.path.glob(".*.tmp"):
+            path.unlink()
         for number in self.numbers[:-keep]:
             self.remove(number)
-
-    def taught_by(self, tenant: str) -> list[int]:
-        """Return the numbers of all versions that may have learned from a tenant."""
-        return [number for number in self.numbers if self.may_know(number, tenant)]
 
     def may_know(self, number: int, tenant: str) -> bool:
         """Return whether a version may have learned from a tenant, as one without a record may.
@@ -134,7 +106,7 @@ class VersionFolder:
             return True
 
     def _path_of(self, number: int) -> Path:
-        return self.path / f"{number:06d}"
+        return self.path / f"{number:06d}{_ENDING}"
 
 
 def lock_of(folder: Path) -> FileLock:

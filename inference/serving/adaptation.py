@@ -23,7 +23,6 @@ from inference.serving.reply import Reply
 from inference.serving.settings import ServeSettings
 from inference.serving.telemetry import Telemetry
 from inference.serving.used_version import UsedVersion, drafter_that_learns
-from jakiro.errors import CheckpointError
 from jakiro.utils.files import ensure_writable_folder
 from jakiro.utils.logs import get_logger
 from jakiro.utils.wording import dtype_name
@@ -75,7 +74,7 @@ class Adaptation:
         identity = identity_of_drafter(drafter.model, target.spec.fingerprint, target.dtype)
         self._folder = VersionFolder(self._open_folder() / identity, identity)
         self._folder.clean(KEPT)
-        self._used = UsedVersion(model, drafter, self._folder, telemetry)
+        self._used = UsedVersion(model, drafter, self._folder)
         self._ring = TrafficRing(settings.adapt_tokens, 3600 * settings.adapt_hours)
         self._process: LearningProcess | None = None
         self._change: _Change | None = None  # change that is due as soon as the server is idle
@@ -142,10 +141,12 @@ class Adaptation:
             self._process = None
             await process.kill()
             self._telemetry.lessons.labels("purged").inc()
-        removed = self._folder.taught_by(tenant)
+        numbers = self._folder.numbers
+        removed = [number for number in numbers if self._folder.may_know(number, tenant)]
         current = self.version if self._change is None else self._change.number
         if current in removed:  # also if they cannot be removed
-            self._change = _Change(self._used.newest_before(current, removed), "purged")
+            earlier = (number for number in {*numbers} - {*removed} if number < current)
+            self._change = _Change(max(earlier, default=0), "purged")
         for number in removed:
             self._folder.remove(number)
         return num_texts, len(removed)
@@ -161,8 +162,9 @@ class Adaptation:
                 await self._continue()
             except Exception:
                 _logger.exception("adaptation continues after an error")
-                if self._change is not None and self._change.why == "better":
-                    self._change = None
+                if (change := self._change) is not None:
+                    # The drafter's own weights, version 0, can always be used.
+                    self._change = None if change.why == "better" else change._replace(number=0)
                 self._admits.set()
                 await asyncio.sleep(_SECONDS_AFTER_ERROR)
 
@@ -252,7 +254,7 @@ class Adaptation:
         self._telemetry.lessons.labels(result.outcome).inc()
         if result.outcome == "failed":
             _logger.warning("a lesson has failed: %s", result.error)
-            self._used.discard(number)  # if the process was killed after it had written a version
+            self._folder.remove(number)  # if the process was killed after it had written a version
             return
         _logger.info(
             "learned for %.0f s: tau %.2f before, %.2f after, a ratio of at least %.3f",
@@ -266,24 +268,17 @@ class Adaptation:
             _logger.warning("version %d is worse than the drafter itself: it forgets all", parent)
             self._change = _Change(0, "worse")
             for version in self._folder.numbers:
-                self._used.discard(version)
+                self._folder.remove(version)
         elif result.outcome == "better" and is_current:
             self._change = _Change(number, "better")
         elif result.outcome == "better":  # the parent is no longer in use
-            self._used.discard(number)
+            self._folder.remove(number)
 
     async def _apply(self, change: _Change) -> None:
         """Change the weights, unless a request is decoded; it is then tried again."""
         if self._num_admitted:
             return
-        try:
-            version = await asyncio.to_thread(self._used.read, change.number)
-        except CheckpointError as error:
-            self._used.refuse(change.number, error)
-            if self._change == change:  # no purge has replaced it
-                earlier = change._replace(number=self._used.newest_before(change.number))
-                self._change = None if change.why == "better" else earlier
-            return
+        version = await asyncio.to_thread(self._used.read, change.number)
         if self._change != change or self._num_admitted:
             return
         if not await self._used.replace(change.number, version):

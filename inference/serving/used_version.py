@@ -1,13 +1,11 @@
 """The version of a drafter that a server decodes with, and its replacement between requests."""
 
 import asyncio
-from collections.abc import Container
 
 from inference.adaptation.versions import Version, VersionFolder
 from inference.adaptation.weights import ReplaceableWeights, adapted_ends
 from inference.drafters.trained.drafter import TrainedDrafter
 from inference.serving.engine_thread import LoadedModel
-from inference.serving.telemetry import Telemetry
 from jakiro.errors import CheckpointError, ConfigError
 from jakiro.utils.logs import get_logger
 
@@ -17,22 +15,16 @@ _logger = get_logger(__name__)
 class UsedVersion:
     """The version in use, which begins as the newest one that can be used."""
 
-    def __init__(
-        self,
-        model: LoadedModel,
-        drafter: TrainedDrafter,
-        folder: VersionFolder,
-        telemetry: Telemetry,
-    ) -> None:
+    def __init__(self, model: LoadedModel, drafter: TrainedDrafter, folder: VersionFolder) -> None:
         self.number = 0  # 0 for the drafter's own weights
-        self._model, self._folder, self._telemetry = model, folder, telemetry
+        self._model, self._folder = model, folder
         self._weights = ReplaceableWeights(drafter.model)
         self._first_fingerprint = model.fingerprint
         for number in reversed(folder.numbers):
             try:
                 version = self.read(number)
             except CheckpointError as error:
-                self.refuse(number, error)
+                _logger.warning("a version cannot be used: %s", error)
                 continue
             assert version is not None
             self._weights.use(version.weights)
@@ -65,28 +57,10 @@ class UsedVersion:
             self._model.fingerprint = before
         return is_changed
 
-    def newest_before(self, number: int, without: Container[int] = ()) -> int:
-        """Return the number of the newest version before another one; 0 if there is none."""
-        earlier = (n for n in self._folder.numbers if n < number and n not in without)
-        return max(earlier, default=0)
-
-    def refuse(self, number: int, error: CheckpointError) -> None:
-        """Remove a version that cannot be used."""
-        _logger.warning("a version is refused: %s", error)
-        self._telemetry.changes.labels("refused").inc()
-        self.discard(number)
-
-    def discard(self, number: int) -> None:
-        """Remove a version; a disk that cannot be written to only leads to a message."""
-        try:
-            self._folder.remove(number)
-        except OSError as error:
-            _logger.warning("version %d cannot be removed: %s", number, error)
-
     def _fingerprint(self, version: Version | None) -> str:
         if version is None:
             return self._first_fingerprint
-        return f"{self._first_fingerprint}_{version.record.sha256[:8]}"
+        return f"{self._first_fingerprint}_{version.digest[:8]}"
 
 
 def drafter_that_learns(model: LoadedModel) -> TrainedDrafter:

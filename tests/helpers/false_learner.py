@@ -5,15 +5,15 @@ It appends a byte to the file `alive` in that folder every few milliseconds whil
 With the mode `late`, it ends as soon as that folder has a file `finish`.
 """
 
-import hashlib
 import json
-import os
 import sys
 import time
 from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
+from safetensors.numpy import load, save
+
 from training.launch import end_with_parent
 
 
@@ -22,7 +22,6 @@ def main() -> None:
     end_with_parent()
     mode, folder = sys.argv[1], Path(sys.argv[2])
     lesson = json.loads(sys.stdin.buffer.read())
-    (folder / "lesson.json").write_text(json.dumps(lesson))
     if mode == "crash":
         sys.exit(3)
     while mode == "slow" or (mode == "late" and not (folder / "finish").exists()):
@@ -32,7 +31,7 @@ def main() -> None:
     is_harmful = mode == "harmful after 1" and lesson["parent"] == 1
     number = 0 if mode == "nothing" or is_harmful else lesson["number"]
     if number:
-        _write(Path(lesson["folder"]), lesson, data, mode)
+        _write(Path(lesson["folder"]), lesson, data)
     outcome = "better" if number else "harmful" if is_harmful else "not_better"
     result = {"outcome": outcome, "version": number or None, "before": 2.0, "after": 2.5}
     sys.stdout.write(json.dumps({**result, "low": 1.1}) + "\n")
@@ -44,25 +43,19 @@ def _beat(folder: Path) -> None:
     time.sleep(0.005)
 
 
-def _write(versions: Path, lesson: dict[str, Any], data: bytes, mode: str) -> None:
+def _write(versions: Path, lesson: dict[str, Any], data: bytes) -> None:
     record = {
-        "format": 1,
         "number": lesson["number"],
         "parent": lesson["parent"],
         "identity": lesson["identity"],
         "tenants": lesson["tenants"],
-        "sha256": hashlib.sha256(data).hexdigest(),
         "before": 2.0,
         "after": 2.5,
         "low": 1.1,
     }
-    partial = versions / f".partial-{os.getpid()}"
-    partial.mkdir()
-    cut = len(data) // 2 if mode == "corrupt" else len(data)
-    (partial / "weights.safetensors").write_bytes(data[:cut])
-    if mode != "half":
-        (partial / "version.json").write_text(json.dumps(record))
-    partial.rename(versions / f"{lesson['number']:06d}")
+    (versions / f"{lesson['number']:06d}.safetensors").write_bytes(
+        save(load(data), {"record": json.dumps(record)})
+    )
 
 
 if __name__ == "__main__":

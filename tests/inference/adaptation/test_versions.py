@@ -1,7 +1,6 @@
 """Versions are found whole, or refused."""
 
 import shutil
-from hashlib import sha256
 from pathlib import Path
 
 import pytest
@@ -33,7 +32,8 @@ def folder(tmp_path: Path) -> VersionFolder:
 
 
 def test_a_version_is_read_as_it_was_written(folder: VersionFolder) -> None:
-    record = folder.write(_record(1, "a"), _weights(0.5))
+    record = _record(1, "a")
+    folder.write(record, _weights(0.5))
     found = folder.read(1)
     assert found.record == record
     assert torch.equal(found.weights["experts.down"], _weights(0.5)["experts.down"])
@@ -43,42 +43,17 @@ def test_a_version_is_read_as_it_was_written(folder: VersionFolder) -> None:
 
 def test_a_version_cut_off_at_any_byte_is_refused(folder: VersionFolder) -> None:
     folder.write(_record(1, "a"), _weights())
-    for name in ("version.json", "weights.safetensors"):
-        path = folder.path / "000001" / name
-        whole = path.read_bytes()
-        for length in range(0, len(whole), 7):
-            path.write_bytes(whole[:length])
-            with pytest.raises(CheckpointError):
-                folder.read(1)
-        path.write_bytes(whole)
+    path = folder.path / "000001.safetensors"
+    whole = path.read_bytes()
+    for length in range(0, len(whole), 7):
+        path.write_bytes(whole[:length])
+        with pytest.raises(CheckpointError, match="cannot be read"):
+            folder.read(1)
+    path.write_bytes(whole)
     assert folder.read(1).record.number == 1
-
-
-def test_a_flipped_bit_is_found(folder: VersionFolder) -> None:
-    folder.write(_record(1, "a"), _weights())
-    path = folder.path / "000001" / "weights.safetensors"
-    data = bytearray(path.read_bytes())
-    data[-1] ^= 1
-    path.write_bytes(bytes(data))
-    with pytest.raises(CheckpointError, match="was changed"):
-        folder.read(1)
-
-
-def test_weights_that_cannot_be_read_are_refused(folder: VersionFolder) -> None:
-    path = folder.path / "000001" / "weights.safetensors"
-    record = folder.write(_record(1, "a"), _weights())
     path.unlink()
-    path.mkdir()
     with pytest.raises(CheckpointError, match="cannot be read"):
         folder.read(1)
-    path.rmdir()
-    path.write_bytes(b"no tensors")
-    record = record.model_copy(update={"sha256": sha256(b"no tensors").hexdigest()})
-    path.with_name("version.json").write_text(record.model_dump_json())
-    with pytest.raises(CheckpointError, match="cannot be read"):
-        folder.read(1)
-    shutil.rmtree(folder.path)
-    assert folder.numbers == []
 
 
 def test_versions_of_another_drafter_or_number_are_refused(folder: VersionFolder) -> None:
@@ -86,7 +61,7 @@ def test_versions_of_another_drafter_or_number_are_refused(folder: VersionFolder
     with pytest.raises(CheckpointError, match="of drafter other"):
         folder.read(1)
     folder.write(_record(2, "a"), _weights())
-    shutil.copytree(folder.path / "000002", folder.path / "000003")
+    shutil.copy(folder.path / "000002.safetensors", folder.path / "000003.safetensors")
     with pytest.raises(CheckpointError, match="got: version 2"):
         folder.read(3)
 
@@ -96,16 +71,15 @@ def test_cleaning_removes_what_a_killed_process_left_and_old_versions(
 ) -> None:
     for number in range(1, 8):
         folder.write(_record(number, "a"), _weights())
-    (folder.path / ".partial-left").mkdir()
-    (folder.path / "notes.txt").touch()
+    (folder.path / ".000008.safetensors.left.tmp").touch()
     folder.clean(keep=5)
     assert folder.numbers == [3, 4, 5, 6, 7]
-    assert sorted(path.name for path in folder.path.iterdir())[0] == "000003"
+    assert len(list(folder.path.iterdir())) == 5
 
 
 def test_a_tenant_may_have_taught_a_version_without_a_record(folder: VersionFolder) -> None:
     folder.write(_record(1, "a"), _weights())
     folder.write(_record(2, "a", "b"), _weights())
-    folder.write(_record(3, "a"), _weights())
-    (folder.path / "000003" / "version.json").write_text("{")
-    assert folder.taught_by("b") == [2, 3]
+    (folder.path / "000003.safetensors").touch()
+    assert [number for number in folder.numbers if folder.may_know(number, "b")] == [2, 3]
+    assert not folder.may_know(0, "b")
