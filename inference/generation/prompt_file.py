@@ -2,13 +2,20 @@
 
 import hashlib
 import json
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 from typing import Annotated, Any
 
-from pydantic import AfterValidator, Field, TypeAdapter, ValidationError
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    ConfigDict,
+    Field,
+    ValidationError,
+    model_validator,
+)
 
 from inference.generation.prompts import Prompt
 from jakiro.errors import PromptError
@@ -56,6 +63,39 @@ class BenchPrompt:
         return messages
 
 
+def _is_answer(item: Any) -> bool:
+    return isinstance(item, dict) and item.get("role") == "assistant"
+
+
+def _is_question(chat: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    if not all({"role", "content"} <= item.keys() for item in chat) or _is_answer(chat[-1]):
+        raise ValueError("messages have a role and content, and the assistant is not the last one")
+    return chat
+
+
+_Text = Annotated[str, Field(min_length=1)]
+_Texts = Annotated[list[_Text], Field(min_length=1)]
+_Ids = Annotated[list[int], Field(min_length=1)]
+_Chat = Annotated[list[dict[str, Any]], Field(min_length=1), AfterValidator(_is_question)]
+
+
+class _Line(BaseModel):
+    """The object in a line of a file, whose other keys are ignored."""
+
+    model_config = ConfigDict(strict=True)
+
+    prompt: _Text | _Ids | _Chat | None = None
+    turns: _Texts | None = None
+    messages: _Chat | None = None
+    category: str = "all"
+
+    @model_validator(mode="after")
+    def _has_one_prompt(self) -> "_Line":
+        if sum(given is not None for given in (self.prompt, self.turns, self.messages)) != 1:
+            raise ValueError("exactly one of the keys prompt, turns and messages is needed")
+        return self
+
+
 def read_prompts(
     path: Path, max_prompts: int | None = None, *, training_records: bool = False
 ) -> list[BenchPrompt]:
@@ -70,19 +110,19 @@ def read_prompts(
         training_records: whether to accept records of training data as well. Their key `text` is
             read as `prompt`, and answers of the assistant at the end of a chat are removed.
     """
+    try:
+        content = path.read_text(encoding="utf-8-sig")
+    except (OSError, UnicodeDecodeError) as error:
+        raise PromptError(f"cannot read the prompts in {path} as UTF-8", got=error) from error
+    numbered = ((n, line) for n, line in enumerate(content.split("\n"), 1) if line.strip())
     prompts = []
-    for location, text in islice(_lines(path), max_prompts):
-        fields = _fields(text, location) if path.suffix in _JSON else {"prompt": text}
-        if training_records:
-            fields = _without_answer(fields)
-        prompts.append(_prompt_in(fields, location))
+    for number, text in islice(numbered, max_prompts):
+        if path.suffix in _JSON:
+            prompts.append(_parse(text, f"{path}:{number}", training_records))
+        else:
+            prompts.append(prompt_of(text.removesuffix("\r")))
     if not prompts:
-        raise PromptError(
-            f"{path} holds no prompts",
-            expected="one prompt per line",
-            got="an empty file, or only empty lines",
-            remedy="check the name of the prompt file",
-        )
+        raise PromptError(f"{path} holds no prompts", expected="one prompt per line")
     return prompts
 
 
@@ -98,64 +138,43 @@ def distinct(prompts: Iterable[BenchPrompt]) -> list[BenchPrompt]:
     return list(firsts.values())
 
 
-def prompt_of(first: Prompt, category: str = "all") -> BenchPrompt:
-    """Return a prompt of a single chat turn that does not come from a file."""
-    return _built(first, (), category)
+def prompt_of(
+    first: Prompt, category: str = "all", later_turns: tuple[str, ...] = ()
+) -> BenchPrompt:
+    content = json.dumps([first, later_turns], sort_keys=True)
+    fingerprint = hashlib.sha256(content.encode("ascii")).hexdigest()[:16]
+    return BenchPrompt(first, later_turns, category, fingerprint)
 
 
-def _lines(path: Path) -> Iterator[tuple[str, str]]:
-    """Yield the location and the text of each line that is not empty."""
-    try:
-        content = path.read_text(encoding="utf-8-sig")
-    except (OSError, UnicodeDecodeError) as error:
-        got = error.strerror if isinstance(error, OSError) else error
-        raise PromptError(
-            f"cannot read the prompts in {path}",
-            expected="a UTF-8 text file",
-            got=got,
-            remedy="check the name of the prompt file",
-        ) from error
-    for number, line in enumerate(content.split("\n"), start=1):
-        if line.strip():
-            yield f"{path}:{number}", line.removesuffix("\r")
-
-
-def _fields(text: str, location: str) -> dict[str, Any]:
+def _parse(text: str, location: str, is_training_record: bool) -> BenchPrompt:
     try:
         fields = json.loads(text)
+        if is_training_record:
+            fields = _without_answer(fields)
+        line = _Line.model_validate(fields)
+    except ValidationError as error:
+        first = error.errors()[0]
+        got = ": ".join([*map(str, first["loc"][:1]), first["msg"].removeprefix("Value error, ")])
+        raise PromptError(
+            f"{location} has no usable prompt",
+            expected="prompt (a text, token ids, or a chat), turns (texts), or messages (a chat)",
+            got=got,
+        ) from error
     except ValueError as error:
         raise PromptError(
             f"{location} is not JSON",
-            expected="one JSON object per line",
             got=error,
             remedy="rename the file to .txt if its lines are plain text",
         ) from error
-    if not isinstance(fields, dict):
-        raise _unusable(location, "one JSON object per line", fields)
-    return fields
+    if line.turns is not None:
+        return prompt_of([_user_message(line.turns[0])], line.category, tuple(line.turns[1:]))
+    return prompt_of(line.prompt or line.messages or "", line.category)
 
 
-def _prompt_in(fields: dict[str, Any], location: str) -> BenchPrompt:
-    given = [key for key in _FORMS if key in fields]
-    if len(given) != 1:
-        got = given or [*fields]
-        raise _unusable(location, "exactly one of the keys prompt, turns and messages", got)
-    key, content = given[0], fields[given[0]]
-    category = fields.get("category", "all")
-    if not isinstance(category, str):
-        raise _unusable(location, "'category' to be a text", category)
-    expected, form = _FORMS[key]
-    try:
-        form.validate_python(content, strict=True)
-    except ValidationError as error:
-        raise _unusable(location, f"{key!r} to be {expected}", content) from error
-    if key == "turns":
-        return _built([_user_message(content[0])], tuple(content[1:]), category)
-    return _built(content, (), category)
-
-
-def _without_answer(fields: dict[str, Any]) -> dict[str, Any]:
+def _without_answer(fields: Any) -> Any:
     """Return a record of training data as a prompt: its text, or its chat without the answer."""
+    if not isinstance(fields, dict):
+        return fields
     if "text" in fields:
         fields.setdefault("prompt", fields.pop("text"))
     for key in ("prompt", "messages"):
@@ -165,44 +184,5 @@ def _without_answer(fields: dict[str, Any]) -> dict[str, Any]:
     return fields
 
 
-def _is_answer(item: Any) -> bool:
-    return isinstance(item, dict) and item.get("role") == "assistant"
-
-
-def _unusable(location: str, expected: str, got: object) -> PromptError:
-    return PromptError(
-        f"{location} has no usable prompt",
-        expected=expected,
-        got=repr(got)[:80],
-        remedy="correct this line",
-    )
-
-
-def _built(first: Prompt, later_turns: tuple[str, ...], category: str) -> BenchPrompt:
-    content = json.dumps([first, later_turns], sort_keys=True)
-    fingerprint = hashlib.sha256(content.encode("ascii")).hexdigest()[:16]
-    return BenchPrompt(first, later_turns, category, fingerprint)
-
-
 def _user_message(content: str) -> dict[str, Any]:
     return {"role": "user", "content": content}
-
-
-def _is_question(chat: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    if not all({"role", "content"} <= item.keys() for item in chat) or _is_answer(chat[-1]):
-        raise ValueError(_CHAT)
-    return chat
-
-
-_CHAT = 'a list of {"role", "content"} objects, the last of which is not by the assistant'
-_Text = Annotated[str, Field(min_length=1)]
-_Chat = Annotated[list[dict[str, Any]], Field(min_length=1), AfterValidator(_is_question)]
-_Ids = Annotated[list[int], Field(min_length=1)]
-_FORMS: dict[str, tuple[str, TypeAdapter[Any]]] = {  # what is expected, and its check
-    "prompt": (f"a text, a list of token ids, or {_CHAT}", TypeAdapter(_Text | _Ids | _Chat)),
-    "turns": (
-        "a list of texts, one for each message of the user",
-        TypeAdapter(Annotated[list[_Text], Field(min_length=1)]),
-    ),
-    "messages": (_CHAT, TypeAdapter(_Chat)),
-}
