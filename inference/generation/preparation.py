@@ -17,6 +17,7 @@ from transformers import (
     StoppingCriteriaList,
     StopStringCriteria,
 )
+from transformers.generation.configuration_utils import GenerationMode
 
 from inference.engine.request import Request, StopRule
 from inference.generation.prompts import needed
@@ -47,35 +48,12 @@ REFUSED = frozenset(
         "tokenizer",
     }
 )
-# Fields of the generation config that request another decoding method or unsupported outputs, each
-# with the values that disable the field.
-_OFF: dict[str, tuple[Any, ...]] = {
-    "num_beams": (1, None),
-    "num_beam_groups": (1, None),
-    "constraints": (None,),
-    "force_words_ids": (None,),
-    "prompt_lookup_num_tokens": (None,),
-    "assistant_early_exit": (None,),
-    "speculation_type": (None,),
-    "use_mtp": (None, False),
-    "penalty_alpha": (None, 0.0),
-    "dola_layers": (None,),
-    "guidance_scale": (None, 1, 1.0),
-    "watermarking_config": (None,),
-    "output_attentions": (None, False),
-    "output_hidden_states": (None, False),
-}
 # Processors whose scores depend on more than the tokens so far.
 _STATEFUL = frozenset(
     {
-        "AlternatingCodebooksLogitsProcessor",
-        "ClassifierFreeGuidanceLogitsProcessor",
-        "DiaClassifierFreeGuidanceLogitsProcessor",
-        "DiaEOSDelayPatternLogitsProcessor",
         "SynthIDTextWatermarkLogitsProcessor",
         "UnbatchedClassifierFreeGuidanceLogitsProcessor",
         "WatermarkLogitsProcessor",
-        "WhisperTimeStampLogitsProcessor",
     }
 )
 
@@ -143,7 +121,7 @@ def prepare_requests(
             of the next rows.
     """
     if not prompts:
-        raise PromptError("there is nothing to decode", expected="at least one prompt", got=0)
+        raise PromptError("there is no prompt to decode")
     temperature = float(temperature) if type(temperature) is int else temperature
     generation = generation or {}
     _refuse_arguments(temperature, generation)
@@ -160,11 +138,8 @@ def prepare_requests(
     rows = range(first_row, first_row + len(handovers))
     keys = [(seeds, row) for row in rows] if isinstance(seeds, int) else [(s, 0) for s in seeds]
     if len(keys) != len(handovers):
-        raise PromptError(
-            "the number of seeds differs from the number of prompts",
-            expected=f"one seed, or {len(handovers)} seeds",
-            got=f"{len(keys)} seeds",
-        )
+        expected = f"one seed, or {len(handovers)} seeds"
+        raise PromptError("wrong seeds", expected=expected, got=f"{len(keys)} seeds")
     pairs = enumerate(zip(handovers, keys, strict=True))
     requests = [prompt.request(*key, max_position, index) for index, (prompt, key) in pairs]
     return requests, handovers[0].config
@@ -192,11 +167,9 @@ def prepare(
             remedy="use its names and values, such as max_new_tokens (not max_tokens) and "
             "stop_strings (not stop)",
         ) from error
-    if (count := prepared.config.num_return_sequences) not in (1, None):
+    if prepared.config.num_return_sequences not in (1, None):
         raise PromptError(
             "num_return_sequences is not supported by this method",
-            expected=1,
-            got=count,
             remedy="use generate_batch([prompt] * n), or target.generate(custom_generate=decoder)",
         )
     return prepared
@@ -233,27 +206,23 @@ def _refuse_arguments(temperature: float | None, generation: Mapping[str, Any]) 
         )
     if refused := sorted(name for name in REFUSED if generation.get(name) is not None):
         raise PromptError(
-            "some arguments are not supported",
-            expected="only a prompt and fields of GenerationConfig",
-            got=", ".join(refused),
-            remedy="leave these arguments out",
+            f"arguments are not supported: {', '.join(refused)}", remedy="leave them out"
         )
 
 
 def _refuse_other_decoding(config: GenerationConfig, processors: Iterable[object]) -> None:
     """Raise an error if a config requests unsupported decoding, or a processor keeps a state."""
-    for name, off in _OFF.items():
-        if (value := getattr(config, name, None)) not in off:
-            raise PromptError(
-                f"{name} is not supported", expected=off[0], got=value, remedy="leave it out"
-            )
+    mode = config.get_generation_mode()
+    if mode not in (GenerationMode.GREEDY_SEARCH, GenerationMode.SAMPLE):
+        raise PromptError(f"{mode.value} is not supported", remedy="leave its options out")
+    for name in ("output_attentions", "output_hidden_states"):
+        if getattr(config, name):
+            raise PromptError(f"{name} is not supported", remedy="leave it out")
     for name in (type(processor).__name__ for processor in processors):
         if name in _STATEFUL:
             raise PromptError(
                 f"{name} is not supported, because it keeps a state between tokens",
-                expected="processors that depend only on the tokens so far",
-                got=name,
-                remedy="leave this processor out",
+                remedy="leave it or its options out",
             )
 
 
@@ -263,8 +232,6 @@ def refuse_several(num_sequences: int, processors: Iterable[object]) -> None:
     if num_sequences > 1 and "PrefixConstrainedLogitsProcessor" in names:
         raise PromptError(
             "prefix_allowed_tokens_fn is not supported for several sequences at once",
-            expected="one prompt",
-            got=num_sequences,
             remedy="decode the prompts one by one",
         )
 
@@ -343,7 +310,7 @@ def _with_stop_strings(
         return generation | {"stop_strings": None} if default else generation
     strings = list(dict.fromkeys([strings] if isinstance(strings, str) else strings))
     if "" in strings:
-        raise PromptError("a stop string is empty", expected="at least one character")
+        raise PromptError("a stop string is empty")
     criterion = StopStringCriteria(needed(tokenizer), strings)
     criteria = StoppingCriteriaList([*(generation.get("stopping_criteria") or ()), criterion])
     rest = {key: value for key, value in generation.items() if key != "stop_strings"}

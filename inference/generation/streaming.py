@@ -69,9 +69,7 @@ def feed(
         yield from run
         return
     if len(run.sequences) > 1:
-        raise PromptError(
-            "a streamer supports only one sequence", expected="one prompt", got=len(run.sequences)
-        )
+        raise PromptError("a streamer supports only one sequence")
     if not has_prompt:
         streamer.put(torch.tensor([run.token_ids]))
     for steps in run:

@@ -92,12 +92,12 @@ def test_decoding_up_to_the_last_position_of_the_context_works() -> None:
 @pytest.mark.parametrize(
     ("arguments", "name"),
     [
-        ({"num_beams": 4}, "num_beams"),
+        ({"num_beams": 4}, "beam_search"),
         ({"temperature": -1.0}, "temperature"),
         ({"num_return_sequences": 3}, "num_return_sequences|arguments"),
-        ({"prompt_lookup_num_tokens": 3}, "prompt_lookup_num_tokens"),
-        ({"guidance_scale": 2.0}, "guidance_scale"),
-        ({"penalty_alpha": 0.6, "top_k": 4}, "penalty_alpha"),
+        ({"prompt_lookup_num_tokens": 3}, "assisted_generation"),
+        ({"guidance_scale": 2.0}, "Guidance"),
+        ({"penalty_alpha": 0.6, "top_k": 4}, "contrastive_search"),
         ({"output_attentions": True, "return_dict_in_generate": True}, "output_attentions"),
         ({"temperature": 1.0, "top_k": -1}, "top_k"),
         ({"assistant_model": "another"}, "assistant_model"),

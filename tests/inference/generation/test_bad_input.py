@@ -104,8 +104,6 @@ def test_drafts_that_are_no_tokens_are_an_error(
         (torch.ones(2, 3, dtype=torch.long), "one prompt at a time"),
         (torch.ones(1, 3), "integer ids"),
         ("half \ud800 a pair", "invalid character.*ud800"),
-        ([{"role": "user", "content": "half \ud800 a pair"}], "invalid character"),
-        ([{"role": "user", "content": "a"}, {"role": "user"}], "element 1 of the chat"),
         ([{"role": "user", "content": "a"}], r"chat template rejects.*division by zero"),
         ({"role": "user", "content": "Why?"}, r"a list of chat messages.*got: a dict"),
         (3, r"a list of chat messages.*got: a int"),
