@@ -3,7 +3,6 @@
 from collections.abc import Iterable, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import torch
@@ -82,8 +81,8 @@ class Handover:
         _refuse_other_decoding(self.config, self.processors)
         stop, processors = StopRule(self.criteria, self.input_ids.device), self.processors
         if any(isinstance(one, GrammarProcessor) for one in processors):
-            own = partial(_of_sequence, stop=stop, prompt_length=self.input_ids.shape[1])
-            processors = LogitsProcessorList(map(own, processors))
+            length = self.input_ids.shape[1]
+            processors = LogitsProcessorList(_of_sequence(p, stop, length) for p in processors)
         # A criterion of the caller replaces that of the config.
         longest = int(self.config.max_length) if stop.max_length is None else stop.max_length
         longest = max(longest, self.input_ids.shape[1] + 1)  # criteria are called after a token
@@ -125,7 +124,11 @@ def prepare_requests(
     temperature = float(temperature) if type(temperature) is int else temperature
     generation = generation or {}
     _refuse_arguments(temperature, generation)
-    arguments = {**_decision(temperature), **generation}
+    arguments = dict(generation)
+    if temperature is not None:
+        arguments.setdefault("do_sample", bool(temperature))
+    if temperature:
+        arguments.setdefault("temperature", temperature)
     if (grammar := arguments.pop("grammar", None)) is not None:
         processor = GrammarProcessor.compile(grammar, needed(tokenizer))
         others = arguments.get("logits_processor") or ()
@@ -268,30 +271,13 @@ def _capture(
     return Handover(model, input_ids, logits_processor, stopping_criteria, generation_config)
 
 
-def _decision(temperature: float | None) -> dict[str, Any]:
-    if temperature is None:
-        return {}
-    return (
-        {"do_sample": True, "temperature": float(temperature)}
-        if temperature
-        else {"do_sample": False}
-    )
-
-
 def _with_padding(model: CausalLM, generation: dict[str, Any]) -> dict[str, Any]:
-    """Set a pad token if there is none, only to prevent a warning of `generate()`.
-
-    If the caller passed a generation config, the token becomes a part of it, because `generate()`
-    warns of an argument beside a config.
-    """
-    config = generation.get("generation_config")
-    given = config or model.generation_config
-    if given is None or "pad_token_id" in generation or given.pad_token_id is not None:
+    """Set a pad token if there is none, only to prevent a warning of `generate()`."""
+    config = model.generation_config
+    is_given = generation.keys() & {"generation_config", "pad_token_id"}
+    if is_given or config is None or config.pad_token_id is not None:
         return generation
-    padding = {"pad_token_id": next(iter(end_ids(given)), 0)}
-    if config is None:
-        return generation | padding
-    return generation | {"generation_config": _changed(config, **padding)}
+    return generation | {"pad_token_id": next(iter(end_ids(config)), 0)}
 
 
 def _with_stop_strings(
@@ -315,15 +301,8 @@ def _with_stop_strings(
     criteria = StoppingCriteriaList([*(generation.get("stopping_criteria") or ()), criterion])
     rest = {key: value for key, value in generation.items() if key != "stop_strings"}
     if config is not None and config.stop_strings:
-        rest["generation_config"] = _changed(config, stop_strings=None)
+        rest["generation_config"] = copy(config)
+        rest["generation_config"].stop_strings = None
     if default:  # only an argument replaces a value of the target's own config
         rest["stop_strings"] = None
     return {**rest, "stopping_criteria": criteria}
-
-
-def _changed(config: GenerationConfig, **values: object) -> GenerationConfig:
-    """Return a copy of the caller's config with other values."""
-    changed = copy(config)
-    for name, value in values.items():
-        setattr(changed, name, value)
-    return changed

@@ -49,7 +49,6 @@ class BenchPrompt:
 
     @property
     def num_turns(self) -> int:
-        """The number of answers to be generated."""
         return 1 + len(self.later_turns)
 
     def chat_turn(self, answers: Sequence[str]) -> Prompt:

@@ -128,7 +128,6 @@ def _check_characters(text: str) -> None:
 
 
 def check_ids(ids: Sequence[int], vocab_size: int) -> None:
-    """Raise an error if a prompt contains ids outside the target's vocabulary."""
     if wrong := [token for token in ids if not 0 <= token < vocab_size]:
         raise PromptError(
             "the prompt contains ids outside the target's vocabulary",
@@ -153,7 +152,6 @@ def unpadded(
 
 
 def needed(tokenizer: PreTrainedTokenizerBase | None) -> PreTrainedTokenizerBase:
-    """Return the tokenizer, or raise an error if there is none."""
     if tokenizer is None:
         raise PromptError(
             "the decoder has no tokenizer for texts, messages, stop strings and streamed text",

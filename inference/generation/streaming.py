@@ -23,8 +23,6 @@ from jakiro.errors import PromptError
 
 
 class TextPrinter(BaseStreamer):
-    """A streamer that writes the generated text, without the prompt."""
-
     def __init__(
         self, tokenizer: PreTrainedTokenizerBase | None, write: Callable[[str], object]
     ) -> None:
@@ -39,7 +37,6 @@ class TextPrinter(BaseStreamer):
         self._is_prompt = False
 
     def end(self) -> None:
-        """Write the rest of the text."""
         self._write(self._text.flush())
 
 
@@ -110,7 +107,6 @@ def terminal_style(depth: int) -> str:
 
 
 def terminal_legend(depths: Iterable[int]) -> Text:
-    """Return a line that explains the colors of tokens in a terminal."""
     legend = Text("tokens from: the target itself")
     for index, depth in enumerate(sorted({min(depth, DEEPEST_COLOR) for depth in depths} - {0})):
         legend.append(", " if index else "; drafts at depth ")

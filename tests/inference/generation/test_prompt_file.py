@@ -5,10 +5,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from helpers.tokenizers import tiny_tokenizer
 
 from inference.generation.prompt_file import distinct, read_prompts
-from inference.generation.prompts import encode_prompt
 from jakiro.errors import PromptError
 
 HELLO = {"role": "user", "content": "hello"}
@@ -61,15 +59,6 @@ def test_the_next_turn_is_the_whole_dialogue(tmp_path: Path) -> None:
     assert prompt.chat_turn([]) == [{"role": "user", "content": "one"}]  # the prompt is unchanged
     with pytest.raises(ValueError, match="shorter"):
         prompt.chat_turn(["first", "second", "third"])
-
-
-def test_turns_are_written_in_the_chat_template(tmp_path: Path) -> None:
-    prompt = read_prompts(_written(tmp_path, {"turns": ["a", "b"]}))[0]
-    tokenizer = tiny_tokenizer(TEMPLATE)
-    ids = encode_prompt(prompt.chat_turn(["x"]), tokenizer, len(tokenizer))
-    assert tokenizer.decode(ids) == "<user>a<assistant>x<user>b<assistant>"
-    with pytest.raises(PromptError, match="no chat template"):
-        encode_prompt(prompt.chat_turn([]), tiny_tokenizer(), len(tokenizer))
 
 
 def test_identity_is_of_the_content_alone(tmp_path: Path) -> None:
