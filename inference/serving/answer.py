@@ -5,7 +5,7 @@ import json
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Coroutine
 from contextlib import AbstractAsyncContextManager, aclosing, suppress
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 from uuid import uuid4
 
 from starlette.requests import Request as HttpRequest
@@ -43,49 +43,16 @@ async def answer(request: HttpRequest, kind: type[AnswerForm]) -> Response:
     num_choices = len(body.prompts) * options.choices
     form = kind(service.model.tokenizer, body, num_choices, head)
     opened = service.open(body.prompts, options, request.state.user)
-    ends = _Ends(body.has_usage_chunk, body.jakiro.metrics)
     if not body.stream:
-        ends = ends._replace(usage=True)
-        return await unless_disconnected(request.receive, _whole(opened, form, ends))
-    events = _events(opened, form, ends)
+        return await unless_disconnected(request.receive, _whole(opened, form))
+    events = _events(opened, form)
     # The first event is ready as soon as the request is accepted, so that refusals have their own
     # status code.
     await unless_disconnected(request.receive, anext(events))
     return EventResponse(events)
 
 
-def usage_of(reply: Reply) -> Data:
-    """Return the numbers of tokens of a complete reply, and how many drafts were accepted."""
-    stats = reply.stats
-    accepted, drafted = stats.accepted.total(), stats.proposed_by_proposer.total()
-    prompt, completion = reply.num_prompt_tokens, reply.num_tokens
-    return {
-        "prompt_tokens": prompt,
-        "completion_tokens": completion,
-        "total_tokens": prompt + completion,
-        "completion_tokens_details": {
-            "accepted_prediction_tokens": accepted,
-            "rejected_prediction_tokens": drafted - accepted,
-        },
-    }
-
-
-class _Ends(NamedTuple):
-    """The fields that describe a complete reply, where they are asked for."""
-
-    usage: bool
-    metrics: bool
-
-    def fields(self, reply: Reply) -> Data:
-        fields: Data = {"usage": usage_of(reply)} if self.usage else {}
-        if self.metrics:
-            fields["metrics"] = {"speculative_decoding": reply.stats.speculative_metrics}
-        return fields
-
-
-async def _whole(
-    opened: AbstractAsyncContextManager[Reply], form: AnswerForm, ends: _Ends
-) -> Response:
+async def _whole(opened: AbstractAsyncContextManager[Reply], form: AnswerForm) -> Response:
     async with opened as reply:
         merged = [TextDelta(number) for number in range(form.num_choices)]
         async for delta in reply.deltas():
@@ -94,7 +61,7 @@ async def _whole(
             choice.tokens += delta.tokens
             choice.finish_reason = delta.finish_reason
         head = {**form.head, "system_fingerprint": reply.fingerprint, "object": form.kind}
-        fields = ends.fields(reply)
+        fields = form.end(reply)
 
         def response() -> Response:
             return JSONResponse({**head, "choices": list(map(form.choice, merged)), **fields})
@@ -104,7 +71,7 @@ async def _whole(
 
 
 async def _events(
-    opened: AbstractAsyncContextManager[Reply], form: AnswerForm, ends: _Ends
+    opened: AbstractAsyncContextManager[Reply], form: AnswerForm
 ) -> AsyncGenerator[bytes, None]:
     """Yield the events of a stream, of which the first one is empty."""
     is_accepted = False
@@ -112,7 +79,7 @@ async def _events(
         async with opened as reply:
             is_accepted = True
             yield b""
-            async for data in _stream(reply, form, ends):
+            async for data in _stream(reply, form):
                 yield event(data)
         yield DONE
     except ApiError as error:
@@ -121,18 +88,17 @@ async def _events(
         yield event(error.body)
 
 
-async def _stream(reply: Reply, form: AnswerForm, ends: _Ends) -> AsyncIterator[Data]:
-    """Yield the chunks of a stream."""
+async def _stream(reply: Reply, form: AnswerForm) -> AsyncIterator[Data]:
     chunk = {**form.head, "object": form.chunk_kind, "system_fingerprint": reply.fingerprint}
-    if ends.usage:
+    if form.has_usage:
         chunk["usage"] = None
     for choice in form.heads():
         yield {**chunk, "choices": [choice]}
     async for delta in reply.deltas():
         for fields in _chunks(form, delta):
             yield {**chunk, **fields, "jakiro": form.head["jakiro"] | fields["jakiro"]}
-    if any(ends):
-        yield {**chunk, "choices": [], **ends.fields(reply)}
+    if end := form.end(reply):
+        yield {**chunk, "choices": [], **end}
 
 
 def _chunks(form: AnswerForm, delta: TextDelta) -> list[Data]:

@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 from transformers import PreTrainedTokenizerBase
 
 from inference.serving.details import bytes_of_token, text_of_token
-from inference.serving.reply import TextDelta
+from inference.serving.reply import Reply, TextDelta
 from inference.serving.schema import ChatBody, CompletionBody, GenerationBody
 from inference.serving.tool_calls import ToolCall, ToolCallParser
 
@@ -31,12 +31,34 @@ class AnswerForm(ABC):
     ) -> None:
         self.tokenizer = tokenizer
         self.has_log_probs = body.num_likeliest is not None
+        self.has_usage = body.has_usage_chunk or not body.stream
         self.num_choices = num_choices
         self.head = head
+        self._has_metrics = body.jakiro.metrics
 
     @abstractmethod
     def choice(self, delta: TextDelta) -> Data:
         """Return a choice with its text."""
+
+    def end(self, reply: Reply) -> Data:
+        """Return the fields that describe a complete reply, where they are asked for."""
+        stats = reply.stats
+        fields: Data = {}
+        if self.has_usage:
+            accepted, drafted = stats.accepted.total(), stats.proposed_by_proposer.total()
+            prompt, completion = reply.num_prompt_tokens, reply.num_tokens
+            fields["usage"] = {
+                "prompt_tokens": prompt,
+                "completion_tokens": completion,
+                "total_tokens": prompt + completion,
+                "completion_tokens_details": {
+                    "accepted_prediction_tokens": accepted,
+                    "rejected_prediction_tokens": drafted - accepted,
+                },
+            }
+        if self._has_metrics:
+            fields["metrics"] = {"speculative_decoding": stats.speculative_metrics}
+        return fields
 
     def heads(self) -> list[Data]:
         """Return the choices that precede all text of a stream."""
@@ -48,8 +70,6 @@ class AnswerForm(ABC):
 
 
 class CompletionForm(AnswerForm):
-    """The form of the answers of `/v1/completions`."""
-
     body = CompletionBody
     prefix = "cmpl"
     kind = chunk_kind = "text_completion"
@@ -77,8 +97,6 @@ class CompletionForm(AnswerForm):
 
 
 class ChatForm(AnswerForm):
-    """The form of the answers of `/v1/chat/completions`."""
-
     body = ChatBody
     prefix = "chatcmpl"
     kind = "chat.completion"
