@@ -4,14 +4,16 @@ from typing import Any
 
 from starlette.responses import JSONResponse
 
+from inference.remote.messages import MessageError
 from jakiro.errors import EngineStopped, JakiroError, PromptError, ResourceError
+from jakiro.utils.logs import get_logger
+
+_logger = get_logger(__name__)
 
 _FAILED = "decoding has failed; see the log of the server"
 
 
 class ApiError(Exception):
-    """An error that is sent to the client."""
-
     def __init__(
         self,
         status: int,
@@ -34,21 +36,21 @@ class ApiError(Exception):
 
 
 def api_error_of(error: JakiroError) -> ApiError:
-    """Return the error that is sent to a client for an error of this package.
+    """Log an error of this package, and return the one that is sent to a client.
 
     Messages about the prompt, its options, and the memory for it are sent, because the client can
     act on them. Other messages, which may contain the text of any exception, are only logged.
-
-    Args:
-        error: the error. An `EngineStopped` with a cause comes from an engine that has died.
     """
+    if isinstance(error, MessageError):
+        return ApiError(error.status, str(error), code=error.code)
     if isinstance(error, PromptError):
         return ApiError(400, str(error))
-    if isinstance(error, ResourceError):
-        return _of_server(503, str(error), "unavailable")
-    if isinstance(error, EngineStopped):
+    if isinstance(error, EngineStopped):  # with a cause if the engine has died, which it logs
         is_dead = error.__cause__ is not None
         return _of_server(503, _FAILED if is_dead else "the server is shutting down", "unavailable")
+    _logger.error("a request has failed: %s", error, exc_info=error)
+    if isinstance(error, ResourceError):
+        return _of_server(503, str(error), "unavailable")
     return _of_server(500, _FAILED, "decoding_failed")
 
 

@@ -14,13 +14,12 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import BaseRoute, Mount, Route
 from starlette.staticfiles import StaticFiles
 
-from inference.remote.messages import MessageError
 from inference.serving.access import AccessCheck, ApiKeys, BodyLimit
 from inference.serving.answer import Disconnected, answer
-from inference.serving.api_error import ApiError
+from inference.serving.api_error import ApiError, api_error_of
 from inference.serving.engine_thread import LoadedModel
 from inference.serving.formats import ChatForm, CompletionForm
-from inference.serving.service import Service, logged_api_error
+from inference.serving.service import Service
 from inference.serving.settings import ServeSettings, is_loopback
 from inference.serving.telemetry import CONTENT_TYPE
 from jakiro.errors import JakiroError
@@ -107,7 +106,6 @@ _ROUTES = [
 def create_app(service: Service, keys: ApiKeys) -> Starlette:
     handlers: Any = {
         ApiError: _api_error,
-        MessageError: _message_error,
         JakiroError: _jakiro_error,
         HTTPException: _http_error,
         Exception: _internal_error,
@@ -161,12 +159,8 @@ async def _api_error(_request: HttpRequest, error: ApiError) -> Response:
     return error.response
 
 
-async def _message_error(_request: HttpRequest, error: MessageError) -> Response:
-    return ApiError(error.status, str(error), code=error.code).response
-
-
 async def _jakiro_error(_request: HttpRequest, error: JakiroError) -> Response:
-    return logged_api_error(error).response
+    return api_error_of(error).response
 
 
 async def _http_error(request: HttpRequest, error: HTTPException) -> Response:
@@ -187,8 +181,6 @@ async def _disconnected(_request: HttpRequest, _error: Exception) -> Response:
 
 
 class _Page(StaticFiles):
-    """Files with the headers of the page."""
-
     def file_response(self, *args: Any, **options: Any) -> Response:
         response = super().file_response(*args, **options)
         response.headers.update(_PAGE_HEADERS)

@@ -153,17 +153,9 @@ class Server(uvicorn.Server):
             return model, None
         from inference.serving.adaptation import Adaptation
 
-        try:
-            return model, Adaptation(
-                model,
-                settings,
-                self._learner,
-                service.telemetry,
-                is_busy=lambda: service.num_active > 0,
-            )
-        except BaseException:
-            engine.close()
-            raise
+        return model, Adaptation(
+            model, settings, self._learner, service.telemetry, lambda: service.num_active > 0
+        )
 
     async def _until(self, condition: Callable[[], bool]) -> None:
         while not condition():
@@ -198,14 +190,12 @@ class Server(uvicorn.Server):
 
 
 def _listen(settings: ServeSettings) -> socket.socket:
-    """Return a socket that listens on the address of the settings."""
     family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
     try:
         listener = socket.create_server((settings.host, settings.port), family=family, backlog=2048)
     except OSError as error:
         raise ResourceError(
             f"cannot listen on {settings.host}, port {settings.port}",
-            expected="an address of this machine, and a port that is free",
             got=error.strerror or error,
             remedy="choose others with --host and --port",
         ) from error

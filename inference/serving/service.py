@@ -13,13 +13,10 @@ from inference.serving.engine_thread import LoadedModel
 from inference.serving.reply import Reply
 from inference.serving.settings import ServeSettings
 from inference.serving.telemetry import Telemetry
-from jakiro.errors import EngineStopped, JakiroError, PromptError
-from jakiro.utils.logs import get_logger
+from jakiro.errors import JakiroError
 
 if TYPE_CHECKING:
     from inference.serving.adaptation import Adaptation
-
-_logger = get_logger(__name__)
 
 T = TypeVar("T")
 
@@ -90,7 +87,7 @@ class Service:
                 why = "timeout"
                 raise self._too_long() from error
             except JakiroError as error:
-                raise logged_api_error(error) from error
+                raise api_error_of(error) from error
             finally:
                 self._finish(reply, why)
 
@@ -99,16 +96,11 @@ class Service:
         """Refuse a request before its prompts are encoded, unless there is room for it."""
         most = self.settings.places + self.settings.queue
         if count > most:
-            raise ApiError(
-                400,
-                f"too many sequences; expected: at most {most}; got: {count}; "
-                "remedy: send fewer prompts and choices",
-            )
+            raise ApiError(400, f"too many sequences; expected: at most {most}; got: {count}")
         if self._num_sequences + count > most:
             raise ApiError(
                 429,
-                f"too many sequences; expected: at most {most} that are decoded or wait; "
-                f"got: {count} more; remedy: try again later",
+                f"too many sequences: at most {most} are decoded or wait; try again later",
                 kind="rate_limit_error",
                 code="rate_limit_exceeded",
                 retry_after=_RETRY_SECONDS,
@@ -149,7 +141,7 @@ class Service:
     def _not_ready(self) -> ApiError:
         return ApiError(
             503,
-            f"the server accepts no requests; got: {self.state}; remedy: try again later",
+            f"the server accepts no requests: it is {self.state}; try again later",
             kind="server_error",
             code=self.state,
             retry_after=_RETRY_SECONDS,
@@ -158,16 +150,7 @@ class Service:
     def _too_long(self) -> ApiError:
         return ApiError(
             504,
-            "the request takes too long; "
-            f"expected: at most {self.settings.request_seconds:g} seconds; "
-            "remedy: request fewer tokens, or start the server with a longer --request-seconds",
+            f"the request takes longer than {self.settings.request_seconds:g} seconds",
             kind="server_error",
             code="request_timeout",
         )
-
-
-def logged_api_error(error: JakiroError) -> ApiError:
-    """Return the error for a client, and log the causes that only the log has."""
-    if not isinstance(error, PromptError | EngineStopped):  # the engine logs why it has died
-        _logger.error("a request has failed: %s", error, exc_info=error)
-    return api_error_of(error)

@@ -23,10 +23,11 @@ class Telemetry:
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
-        self._own: dict[str, Any] = {"namespace": "jakiro", "registry": self.registry}
-        count, times = self._counter, self._histogram
-        self.tokens = count("tokens", "Tokens: prompt, generated, drafted, accepted.", "kind")
-        self.accepted = count("accepted_by_depth", "Accepted drafts by depth in the tree.", "depth")
+        own: dict[str, Any] = {"namespace": "jakiro", "registry": self.registry}
+        self._gauge = partial(Gauge, **own)
+        count, times = partial(Counter, **own), partial(Histogram, buckets=_SECONDS, **own)
+        self.tokens = count("tokens", "Tokens: prompt, generated, drafted, accepted.", ["kind"])
+        self.accepted = count("accepted_by_depth", "Accepted drafts by depth.", ["depth"])
         # The counters of vLLM, which tools for load tests read.
         common = partial(Counter, namespace="vllm:spec_decode", registry=self.registry)
         self.spec_steps = common("num_drafts", "Decoding steps with drafts.")
@@ -36,28 +37,26 @@ class Telemetry:
             "num_accepted_tokens_per_pos", "Accepted drafts by depth, from 0.", ["position"]
         )
         self.steps = count("decoding_steps", "Decoding steps of all sequences.")
-        self.cancelled = count("cancelled", "Requests that were cancelled.", "why")
-        self.remote_steps = count("remote_steps", "Trees from other machines.", "outcome")
-        self.first_token = times("first_token_seconds", "Seconds until the first token.", _SECONDS)
-        self.duration = times("request_seconds", "Seconds until the last token.", _SECONDS)
-        self.wait = times("queue_seconds", "Seconds of waiting for a place.", _SECONDS)
-        self.prefill = times("prefill_seconds", "Seconds of reading a prompt.", _SECONDS)
-        self.step = times("step_seconds", "Seconds of a decoding step of a lane.", _STEP_SECONDS)
-        self.lessons = count("adapt_lessons", "Lessons of the drafter.", "outcome")
-        self.changes = count("adapt_changes", "Changes of the drafter's version.", "why")
+        self.cancelled = count("cancelled", "Requests that were cancelled.", ["why"])
+        self.remote_steps = count("remote_steps", "Trees from other machines.", ["outcome"])
+        self.first_token = times("first_token_seconds", "Seconds until the first token.")
+        self.duration = times("request_seconds", "Seconds until the last token.")
+        self.wait = times("queue_seconds", "Seconds of waiting for a place.")
+        self.prefill = times("prefill_seconds", "Seconds of reading a prompt.")
+        self.step = times("step_seconds", "Seconds of a step of a lane.", buckets=_STEP_SECONDS)
+        self.lessons = count("adapt_lessons", "Lessons of the drafter.", ["outcome"])
+        self.changes = count("adapt_changes", "Changes of the drafter's version.", ["why"])
 
     def watch(self, name: str, text: str, value: Callable[[], float]) -> None:
         """Add a gauge whose value is computed whenever the metrics are read."""
-        Gauge(name, text, **self._own).set_function(value)
+        self._gauge(name, text).set_function(value)
 
     def watch_engine(self, model: LoadedModel) -> None:
-        """Add gauges of an engine."""
         scheduler = model.engine.scheduler
         self.watch("running", "Sequences that have places.", lambda: scheduler.num_running)
         self.watch("waiting", "Prompts that wait for places.", lambda: scheduler.num_waiting)
 
     def observe(self, reply: Reply, why: str) -> None:
-        """Count a request that has ended."""
         self.tokens.labels("prompt").inc(reply.num_prompt_tokens)
         self.tokens.labels("generated").inc(reply.num_tokens)
         if reply.first_token_seconds is not None:
@@ -89,9 +88,3 @@ class Telemetry:
             deepest = min(depth, _DEEPEST)
             self.accepted.labels(str(deepest)).inc(count)
             self.spec_positions.labels(str(deepest - 1)).inc(count)
-
-    def _counter(self, name: str, text: str, *labels: str) -> Counter:
-        return Counter(name, text, labels, **self._own)
-
-    def _histogram(self, name: str, text: str, buckets: tuple[float, ...]) -> Histogram:
-        return Histogram(name, text, buckets=buckets, **self._own)

@@ -71,11 +71,11 @@ def test_a_client_that_leaves_during_the_preparation_frees_its_room(
 def test_a_request_that_takes_too_long_is_ended() -> None:
     body = {**BODY, "max_tokens": 250}
     with running(tiny_decoder(), request_seconds=0.3) as server, server.client() as client:
-        with pytest.raises(InternalServerError, match=r"takes too long.*0\.3 seconds") as info:
+        with pytest.raises(InternalServerError, match=r"takes longer than 0\.3 seconds") as info:
             client.completions.create(**body)
         assert info.value.status_code == 504
         stream = client.completions.create(stream=True, **body)
-        with pytest.raises(APIError, match="takes too long"):
+        with pytest.raises(APIError, match="takes longer than"):
             list(stream)
         server.wait_until_idle()
         page = httpx2.get(f"{server.root}/metrics").text
@@ -88,5 +88,5 @@ def test_requests_that_never_fit_are_not_tried_again() -> None:
         found = httpx2.post(f"{server.url}/completions", json={**BODY, "n": 6})
     error = found.json()["error"]
     assert (found.status_code, error["type"]) == (400, "invalid_request_error")
-    assert error["message"].endswith("remedy: send fewer prompts and choices")
+    assert "too many sequences" in error["message"]
     assert "retry-after" not in found.headers
