@@ -115,7 +115,6 @@ class LearningProcess:
 
     @classmethod
     async def start(cls, command: Sequence[str], lesson: Lesson) -> "LearningProcess":
-        """Start a process, and write the lesson to its standard input."""
         process = await asyncio.create_subprocess_exec(
             *command, stdin=PIPE, stdout=PIPE, process_group=0
         )

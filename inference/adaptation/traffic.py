@@ -89,7 +89,6 @@ class TrafficRing:
             self._remove(key)
 
     def purge(self, tenant: str) -> int:
-        """Forget all texts of a tenant, and return their number."""
         keys = [key for key, entry in self._entries.items() if entry.tenant == tenant]
         for key in keys:
             self._remove(key)
