@@ -29,7 +29,6 @@ def check_config(config: JakiroConfig, vllm_config: "VllmConfig") -> None:
                 f"the drafter was exported for another target ({name} differs)",
                 expected=f"{expected}, as in {record.name_or_path}",
                 got=got,
-                remedy="serve this target, or export a drafter for the served one",
             )
     for name, size in (
         ("--tensor-parallel-size", parallel.tensor_parallel_size),
@@ -37,29 +36,19 @@ def check_config(config: JakiroConfig, vllm_config: "VllmConfig") -> None:
     ):
         if size != 1:
             raise TargetNotSupported(
-                "drafters of Jakiro run in vLLM on a single device only",
-                expected=f"{name} 1",
-                got=size,
-                remedy="serve several replicas with --data-parallel-size, or serve without a "
-                "drafter",
+                f"drafters of Jakiro run in vLLM on a single device only, with {name} 1",
+                remedy="serve several replicas with --data-parallel-size",
             )
 
 
 def _check_speculation(vllm_config: "VllmConfig") -> None:
     speculation = vllm_config.speculative_config
     for name, expected in (("method", "eagle3"), ("use_local_argmax_reduction", False)):
-        got = getattr(speculation, name)
-        if got != expected:
+        if getattr(speculation, name) != expected:
             raise ConfigError(
-                "drafters of Jakiro need other settings of speculative decoding",
-                expected=f'"{name}": {_json(expected)} in --speculative-config',
-                got=_json(got),
+                f'drafters of Jakiro need "{name}": {json.dumps(expected)} in --speculative-config',
                 remedy="serve with the command that `jakiro export` prints",
             )
-
-
-def _json(value: object) -> str:
-    return json.dumps(value, default=str)
 
 
 def check_states(layers: Sequence[int], width: int, hidden: int) -> None:
@@ -69,8 +58,6 @@ def check_states(layers: Sequence[int], width: int, hidden: int) -> None:
             "vLLM's implementation of the target does not supply all hidden states of the drafter",
             expected=f"hidden states {list(layers)} of width {hidden}",
             got=f"a total width of {width}",
-            remedy="train a drafter that reads other hidden states (drafter.trunk.fusion_layers, "
-            "drafter.memory.layers)",
         )
 
 
@@ -82,7 +69,6 @@ def check_draft_ids(draft_ids: Tensor | None, expected: str | None) -> None:
 
 
 def wrong_weights(expected: str, got: object) -> CheckpointError:
-    """Return the error for an export whose weights do not belong together."""
     return CheckpointError(
         "the exported drafter is damaged",
         expected=expected,

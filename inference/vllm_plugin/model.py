@@ -189,8 +189,6 @@ def _target_kv(hidden: int, facts: dict[str, Any]) -> TargetKV:
 
 
 class VllmDrafter(Eagle3LlamaForCausalLM):  # type: ignore[misc]  # vLLM accepts subclasses only
-    """A drafter that vLLM loads as an EAGLE-3 head."""
-
     def __init__(self, *, vllm_config: VllmConfig, prefix: str = "") -> None:
         nn.Module.__init__(self)
         self.config = vllm_config.speculative_config.draft_model_config.hf_config
@@ -215,7 +213,6 @@ class VllmDrafter(Eagle3LlamaForCausalLM):  # type: ignore[misc]  # vLLM accepts
     def embed_input_ids(
         self, input_ids: Tensor, multimodal_embeddings: Any = None, is_multimodal: Any = None
     ) -> Tensor:
-        """Return the target's token embeddings."""
         return self.model.embed_tokens(input_ids)
 
     def combine_hidden_states(self, hidden_states: Tensor) -> Tensor:

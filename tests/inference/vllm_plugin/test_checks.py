@@ -50,18 +50,10 @@ def test_the_target_of_the_drafter_is_accepted() -> None:
         ({"hidden": 64}, TargetMismatch, r"hidden size differs\); expected: 32"),
         ({"vocab": 60}, TargetMismatch, r"vocabulary size differs\); expected: 61.*got: 60"),
         ({"layers": 4}, TargetMismatch, r"number of layers differs\); expected: 3"),
-        ({"tensor_parallel_size": 2}, TargetNotSupported, r"--tensor-parallel-size 1; got: 2"),
-        ({"pipeline_parallel_size": 2}, TargetNotSupported, r"--pipeline-parallel-size 1; got: 2"),
-        (
-            {"method": "eagle"},
-            ConfigError,
-            r'"method": "eagle3" in --speculative-config; got: "eag',
-        ),
-        (
-            {"use_local_argmax_reduction": True},
-            ConfigError,
-            r"argmax_reduction\": false.*got: true",
-        ),
+        ({"tensor_parallel_size": 2}, TargetNotSupported, "--tensor-parallel-size 1"),
+        ({"pipeline_parallel_size": 2}, TargetNotSupported, "--pipeline-parallel-size 1"),
+        ({"method": "eagle"}, ConfigError, '"method": "eagle3" in --speculative-config'),
+        ({"use_local_argmax_reduction": True}, ConfigError, 'argmax_reduction": false'),
     ],
 )
 def test_what_the_drafter_cannot_be_used_with_is_named(
