@@ -84,7 +84,6 @@ class RemoteDecoder:
         self.offline = offline
 
     def __repr__(self) -> str:
-        """Return a line with the server's address, its target, and the drafter."""
         return (
             f"RemoteDecoder(url={self._link.url!r}, target={self.info.model!r}, "
             f"drafter={self.drafter!r})"
@@ -127,7 +126,6 @@ class RemoteDecoder:
         return text.output()
 
     def stream(self, prompt: RemotePrompt, **options: Any) -> Iterator[str]:
-        """Yield the text of the continuation piece by piece."""
         with closing(self.steps(prompt, **options)) as steps:
             for step in steps:
                 if step.text and step.is_verified:
@@ -176,11 +174,7 @@ def _request(
         )
     except ValidationError as error:
         first = error.errors(include_url=False, include_context=False)[0]
-        raise PromptError(
-            f"{first['loc'][0]} cannot be used",
-            expected=first["msg"],
-            got=repr(first["input"])[:80],
-        ) from error
+        raise PromptError(f"{first['loc'][0]} cannot be used", expected=first["msg"]) from error
 
 
 def _messages(prompt: RemotePrompt) -> str | list[int] | list[ChatMessage]:

@@ -20,7 +20,7 @@ from inference.drafters.aded.drafter import AdedDrafter
 from inference.drafters.base import TokenSession
 from inference.drafters.delegating import DelegatingSession
 from inference.drafters.lookup import LookupDrafter
-from inference.drafters.names import ADED, LM, LOOKUP, UntrainedName
+from inference.drafters.names import ADED, LM, LOOKUP
 from inference.drafters.small_lm import SmallLMDrafter
 from inference.drafters.trained.drafter import TrainedDrafter, default_tree
 from inference.drafters.trained.memory import encoder_fingerprint, memory_drafter
@@ -63,22 +63,19 @@ def device_drafter(name: str, info: VerifierInfo, **load: Any) -> Drafter | None
             to an exported drafter.
     """
     name = name.removeprefix("drafter=")
-    parsed = UntrainedName.parse(name)
     if name == NONE:
         return None
     if name == LOOKUP:
         return LookupDrafter()
     if name == ADED:
         return AdedDrafter()
-    if parsed is not None and parsed.kind == LM:
-        return _load_small_lm(str(parsed.path), info, load)
+    if name.startswith(f"{LM}="):
+        return _load_small_lm(name.removeprefix(f"{LM}="), info, load)
     if (exported := exported_folder(name)) is not None:
         return _load_exported(exported, **load)
     raise ConfigError(
         f"the drafter {name} cannot draft on this machine for a target on a server",
         expected=f"{LOOKUP}, {ADED}, {LM}=MODEL, {NONE}, or a folder of jakiro export --to device",
-        remedy=f"if it is a trained drafter, run jakiro export --to device {name} --out FOLDER "
-        "where the target is",
     )
 
 
@@ -95,9 +92,7 @@ def memory_request(
     if not isinstance(drafter, TrainedDrafter):
         if drafter is not None and (drafter.needs or drafter.hidden_states):
             raise ConfigError(
-                f"{drafter!r} needs the target's hidden states, which stay on the server",
-                remedy="use lookup, aded or lm=MODEL, or let the server draft with jakiro serve "
-                "--drafter",
+                f"{drafter!r} needs the target's hidden states, which stay on the server"
             )
         if encoding != "exact":
             raise ConfigError(
@@ -108,8 +103,7 @@ def memory_request(
     if memory_drafter(drafter) is None:
         raise ConfigError(
             "this drafter computes with the target's last layers, which stay on the server",
-            got=f"tail_layers: {drafter.model.config.settings.tail_layers}",
-            remedy="let the server draft with jakiro serve --drafter, or train another drafter",
+            remedy="let the server draft with jakiro serve --drafter",
         )
     if info.memory is None:
         raise ConfigError(
@@ -207,7 +201,6 @@ class DeviceDrafting:
 
     @torch.inference_mode()
     def advance(self, token_ids: Sequence[int]) -> None:
-        """Let the drafter read all tokens."""
         if self.session is None:
             return
         base_length = len(token_ids) - 1
@@ -217,7 +210,6 @@ class DeviceDrafting:
             self._known = end
 
     def rollback(self, length: int) -> None:
-        """Let the drafter forget all tokens from position `length` on."""
         if self.session is not None and self._known > length:
             self.session.rollback(length)
             self._known = length
@@ -275,6 +267,5 @@ def _check_learns_from_tokens(session: object, drafter: Drafter) -> None:
         session = session.session
     if isinstance(session, AdaptiveSession) and not isinstance(session, TokenSession):
         raise ConfigError(
-            f"{drafter!r} learns from the target's distributions, which stay on the server",
-            remedy="use lookup, aded or lm=MODEL",
+            f"{drafter!r} learns from the target's distributions, which stay on the server"
         )

@@ -222,11 +222,7 @@ class ServerLink:
         try:
             response = self._http.request(method, path, content=body, timeout=timeout)
         except httpx2.HTTPError as error:
-            failure = Unanswered(
-                f"cannot reach the server at {self.url}",
-                got=describe(error),
-                remedy="start the server, or check the URL",
-            )
+            failure = Unanswered(f"cannot reach the server at {self.url}", got=describe(error))
             failure.is_at_work = method == "POST" and isinstance(error, httpx2.ReadTimeout)
             raise failure from error
         traffic.bytes_down += len(response.content)
@@ -239,8 +235,7 @@ class ServerLink:
             raise Unanswered(
                 f"the answers of the server at {self.url} cannot be read",
                 got=f"status {status}",
-                remedy="try again later, or check the URL, which is that of jakiro serve "
-                "--remote-sessions of the same version",
+                remedy="try again later, or check the URL and the server's version",
             ) from error
         if status in _BUSY:
             failure = Unanswered(

@@ -28,7 +28,7 @@ from inference.device.drafting import DeviceDrafting, exported_folder
 from inference.device.text import Answer, RemoteOutput, RemoteStep, RemoteText
 from inference.draft_tree import ROOT, CandidateKind, SequenceTree
 from inference.drafters.base import TokenSession
-from inference.drafters.names import LM, UntrainedName
+from inference.drafters.names import LM
 from inference.drafters.trained.chain import TrainedChain
 from inference.drafters.trained.drafter import TrainedSession
 from inference.engine.decode_step import BONUS, TARGET
@@ -38,7 +38,6 @@ from inference.protocol import Budget
 from inference.remote.text_state import ClientSession
 from inference.remote.tree_frame import TreeTensors, integer_distribution, to_draft_tree
 from inference.sampling.random_numbers import StepRandom, StreamKey
-from jakiro.errors import ResourceError
 from jakiro.utils.logs import quiet_libraries
 from jakiro.utils.pretrained import load_tokenizer
 from jakiro.utils.progress import in_background
@@ -64,9 +63,8 @@ class OfflineWriting:
 
     def with_tokenizer_of(self, name: str) -> "OfflineWriting":
         """Return the options with the tokenizer of a drafter, unless there is one already."""
-        parsed = UntrainedName.parse(name)
-        is_model = parsed is not None and parsed.kind == LM
-        folder = name.partition("=")[2] if is_model else exported_folder(name)
+        model = name.removeprefix(f"{LM}=")
+        folder = exported_folder(name) if model == name else model
         if self.tokenizer is not None or folder is None:
             return self
         with quiet_libraries():  # the config in the folder may be a drafter's
@@ -116,6 +114,7 @@ class OfflineText(RemoteText):
         self._most = 0  # largest number of provisional tokens
 
     def output(self) -> OfflineOutput:
+        self.counts.unverified = self._provisional.token_ids if self.error else []
         return OfflineOutput(**vars(super().output()), provisional=self.counts)
 
     def _await_answer(self, ask: Callable[[], Answer]) -> Generator[RemoteStep, None, Answer]:
@@ -213,11 +212,6 @@ class OfflineText(RemoteText):
         text = _GrowingText(self._session, self.options.tokenizer)
         text.push(self._session.emitted)
         return text
-
-    def _give_up(self, error: ResourceError) -> None:
-        """End the text; its provisional tokens remain unverified."""
-        self.counts.unverified = self._provisional.token_ids
-        super()._give_up(error)
 
 
 class _GrowingText:

@@ -131,10 +131,7 @@ class RemoteText:
         except ResourceError as error:
             if not (self._stops and self._session.emitted):
                 raise
-            self._give_up(error)
-
-    def _give_up(self, error: ResourceError) -> None:
-        self.error = error
+            self.error = error
 
     def _next(self) -> Iterator[RemoteStep]:
         """Open a session, submit a tree, fetch memory, or draft; yield the steps that it gives."""
@@ -187,18 +184,16 @@ class RemoteText:
         if self._num_lost > _MOST_LOST:
             raise ResourceError(
                 f"the server at {self._link.url} loses the text again and again",
-                got=f"{self._num_lost} sessions that ended before their next step was decided",
                 remedy="check that all requests reach the same server, and its log and memory",
             )
         self._link.pause_after_losses(self._num_lost)
         self._session.on_gone()
 
     def _on_opened(self, opened: SessionOpened) -> Iterator[RemoteStep]:
-        """Yield the first token, unless the text goes on."""
         session = self._session
         is_first = session.opened is None
         session.on_opened(opened)
-        self.traffic.num_resumes = session.num_resumes
+        self.traffic.num_resumes += not is_first
         if is_first:
             emitted = session.emitted
             self.stats.emitted += len(emitted)

@@ -88,13 +88,11 @@ def encode_with_rows(message: WireMessage, rows: UInt8[np.ndarray, "tokens bytes
 def decode_with_rows(
     body: bytes, kind: type[MessageT]
 ) -> tuple[MessageT, UInt8[np.ndarray, "tokens bytes"]]:
-    """Return the message and the rows in bytes from another machine."""
     message, tensors = decode_frame(body, kind, _SPECS)
     return message, tensors[_ROWS]
 
 
 def _bytes_of(values: Tensor) -> UInt8[np.ndarray, "tokens bytes"]:
-    """Return the little-endian bytes of each row."""
     return values.contiguous().view(torch.uint8).numpy()
 
 

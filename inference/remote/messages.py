@@ -89,8 +89,6 @@ class MemoryRequest(WireMessage):
 
 
 class MemoryOffer(WireMessage):
-    """The memory that a server can encode."""
-
     encoder: EncoderId  # as in `MemoryRequest`
     dtype: RowDtype  # dtype in which memory is computed
 
@@ -204,8 +202,6 @@ def parse_message(body: bytes | str, kind: type[MessageT]) -> MessageT:
 
 
 class TensorSpec(NamedTuple):
-    """The dtype and the number of axes of a tensor."""
-
     dtype: type[np.generic]
     num_axes: int
 

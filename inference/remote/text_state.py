@@ -35,7 +35,6 @@ class ClientSession:
         self.text = ""
         self.next_step = 1
         self.is_finished = False
-        self.num_resumes = 0
         self.submitted: SubmittedTree | None = None  # to be sent until its verdict arrives
 
     @property
@@ -70,13 +69,7 @@ class ClientSession:
             text = (self.prompt_token_ids, self.emitted, self.next_step)
             resumed = (opened.prompt_token_ids, opened.emitted, opened.next_step)
             if (opened.fingerprint, resumed) != (self.opened.fingerprint, text):
-                raise MessageError(
-                    "foreign_session",
-                    "the server cannot continue this text",
-                    expected=f"target {self.opened.fingerprint}, step {self.next_step}",
-                    got=f"target {opened.fingerprint}, step {opened.next_step}",
-                )
-            self.num_resumes += 1
+                raise MessageError("foreign_session", "the server cannot continue this text")
         self.opened, self.session_id = opened, opened.session
         self.prompt_token_ids, self.emitted = opened.prompt_token_ids, opened.emitted
         self.text, self.next_step = opened.text, opened.next_step
@@ -90,12 +83,7 @@ class ClientSession:
         """Return the tokens that the verdict of the submitted tree emits."""
         tree = self.submitted
         if tree is None or (verdict.step, verdict.digest) != (self.next_step, tree.digest):
-            raise MessageError(
-                "foreign_verdict",
-                "the server has answered for another tree",
-                expected=f"the verdict of step {self.next_step}",
-                got=f"that of step {verdict.step}",
-            )
+            raise MessageError("foreign_verdict", "the server has answered for another tree")
         self.submitted = None
         self.next_step += 1
         self.emitted = [*self.emitted, *verdict.emitted]
@@ -115,8 +103,6 @@ class StoredVerdict(NamedTuple):
 
 
 class VerdictLog:
-    """The record of a session's steps."""
-
     def __init__(self, next_step: int = 1) -> None:
         self.next_step = next_step
         self.is_finished = False  # whether the text is complete
@@ -146,6 +132,4 @@ class VerdictLog:
         self.is_finished = is_finished
 
     def _conflict(self, code: str, step: int) -> MessageError:
-        expected = f"a tree for step {self.next_step}, or the last tree again"
-        message = f"step {step} cannot be submitted ({code})"
-        return MessageError(code, message, status=_CONFLICT, expected=expected)
+        return MessageError(code, f"step {step} cannot be submitted ({code})", status=_CONFLICT)

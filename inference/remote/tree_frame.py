@@ -104,7 +104,6 @@ def encode_step(base_length: int, root: int, tree: SequenceTree) -> SubmittedTre
 
 
 def decode_step(body: bytes) -> ReceivedStep:
-    """Return the draft tree in bytes from another machine."""
     header, tensors = decode_frame(body, StepHeader, _SPECS)
     tree = TreeTensors(**tensors)
     if tree.digest(header.base_length, header.root) != header.digest:

@@ -12,14 +12,14 @@ import secrets
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from functools import partial
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from starlette.applications import Starlette
 from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 from starlette.routing import Route
 
-from inference.generation.prompts import Prompt, continued_tokens
+from inference.generation.prompts import continued_tokens
 from inference.remote.messages import (
     MessageError,
     OpenSession,
@@ -155,7 +155,6 @@ class RemoteSessions:
             return await self._on_engine(partial(session.verifying.memory_rows, begin, end))
 
     def close(self, user: str, session_id: str) -> None:
-        """End a session, and free its memory."""
         self._end(self.find(user, session_id))
 
     def find(self, user: str, session_id: str) -> RemoteSession:
@@ -203,7 +202,7 @@ class RemoteSessions:
         service, message = self._service, session.request
         model = service.model
         decoder = model.engine.decoder
-        prompt, options = _prompt_of(message), _options_of(message)
+        prompt, options = message.model_dump()["prompt"], _options_of(message)
         is_answer = message.resume is not None and message.resume.is_answer
         info = await self.info()
         memory = memory_source(decoder.drafter, info.memory, message.memory)
@@ -284,13 +283,6 @@ def _info_of(model: LoadedModel) -> VerifierInfo:
     )
 
 
-def _prompt_of(request: OpenSession) -> Prompt:
-    prompt: Any = request.prompt
-    if isinstance(prompt, str) or isinstance(prompt[0], int):
-        return prompt
-    return [message.model_dump() for message in prompt]
-
-
 def _options_of(request: OpenSession) -> DecodingOptions:
     return DecodingOptions(
         seed=request.seed,
@@ -302,7 +294,6 @@ def _options_of(request: OpenSession) -> DecodingOptions:
 
 
 def add_remote_routes(app: Starlette, service: Service) -> None:
-    """Let other machines draft for the target of a server."""
     app.state.remote = RemoteSessions(service)
     session = "/v1/verify/sessions/{session}"
     app.router.routes += [

@@ -183,12 +183,7 @@ class VerificationSession(DecodeBatch):
         self._check_open()
         length = 0 if self.is_finished or self._memory is None else len(self._state.token_ids) - 1
         if self._memory is None or not 0 <= begin < end <= min(length, begin + MAX_ROWS):
-            raise MessageError(
-                "memory_range",
-                "there is no memory of these tokens",
-                expected=f"at most {MAX_ROWS} positions from 0 to {length}",
-                got=f"{begin} to {end}",
-            )
+            raise MessageError("memory_range", "there is no memory of these tokens")
         rows = self._memory.rows(self.context.cache, self._state.token_ids, begin, end)
         return encode_with_rows(MemoryRows(begin=begin), rows)
 
@@ -208,8 +203,7 @@ class VerificationSession(DecodeBatch):
         state = self._state
         for token in progress.emitted:
             if token >= vocab_size or state.is_finished:
-                got = f"the token {token} after {len(state.new_token_ids)} others"
-                raise MessageError("not_resumable", "the text cannot be continued", got=got)
+                raise MessageError("not_resumable", "the text cannot be continued")
             state.token_ids.append(token)
             state.is_finished = state.is_complete()
         self._add_text(progress.emitted)
@@ -222,12 +216,7 @@ class VerificationSession(DecodeBatch):
         """Check a tree for the next step before anything is decided."""
         token_ids, header = self._state.token_ids, received.header
         if (header.base_length, header.root) != (len(token_ids) - 1, token_ids[-1]):
-            raise MessageError(
-                "other_text",
-                "the tree continues another text",
-                expected=f"token {token_ids[-1]} at position {len(token_ids) - 1}",
-                got=f"token {header.root} at position {header.base_length}",
-            )
+            raise MessageError("other_text", "the tree continues another text")
         receive_tree(received.tree, self.limits, self.target.spec.vocab_size)
 
     def _decide(self, step: int, received: ReceivedStep) -> DecidedStep:
@@ -276,7 +265,6 @@ class VerificationSession(DecodeBatch):
 
     @contextmanager
     def _closing(self) -> Iterator[None]:
-        """Close the session if the block fails."""
         try:
             yield
         except BaseException:
@@ -293,12 +281,7 @@ class VerificationSession(DecodeBatch):
 
 def gone() -> MessageError:
     """Return the error for a session that has ended, or that another user has or nobody."""
-    return MessageError(
-        "session_gone",
-        "there is no such session, or no more",
-        status=410,
-        remedy="open another session with `resume`",
-    )
+    return MessageError("session_gone", "there is no such session, or no more", status=410)
 
 
 def memory_offer(drafter: Drafter | None) -> MemoryOffer | None:
@@ -313,7 +296,6 @@ def memory_offer(drafter: Drafter | None) -> MemoryOffer | None:
 def memory_source(
     drafter: Drafter | None, offer: MemoryOffer | None, request: MemoryRequest | None
 ) -> MemorySource | None:
-    """Return the source of a session's memory; None if the device reads none."""
     if request is None:
         return None
     encoding = memory_drafter(drafter)
@@ -322,8 +304,6 @@ def memory_source(
             "other_encoder",
             "the drafter of this machine is another one than the server's, which cannot encode the "
             "memory for it",
-            expected="no trained drafter" if offer is None else f"the encoder {offer.encoder}",
-            got=f"the encoder {request.encoder}",
             remedy="export the drafter that the server was started with",
         )
     return MemorySource(encoding, request)
