@@ -20,8 +20,6 @@ EVERYONE = "everyone"  # the user of all requests to a server without keys
 
 
 class KeysFile(Settings):
-    """A file of keys."""
-
     keys: dict[str, SecretStr] = Field(min_length=1)
     """The SHA-256 of each key, 64 hexadecimal digits, by the name of its user."""
 

@@ -169,7 +169,6 @@ class Adaptation:
                 await asyncio.sleep(_SECONDS_AFTER_ERROR)
 
     async def close(self) -> None:
-        """End the process that learns, and free the folder."""
         self._admits.set()
         if self._process is not None:
             await self._process.kill()
@@ -218,7 +217,6 @@ class Adaptation:
             process.pause()
 
     async def _end_long_lesson(self) -> None:
-        """End a lesson whose texts have been kept for too long."""
         process = self._process
         if process is not None and process.age > 3600 * self._settings.adapt_hours:
             await process.kill()

@@ -139,11 +139,7 @@ def _num_new(num_prompt_tokens: int, wanted: int | None, capacity: int) -> int:
 def _processors(num_prompt_tokens: int, options: DecodingOptions, size: int) -> dict[str, Any]:
     arguments: dict[str, Any] = {}
     if wrong := [token for token in options.logit_bias if token >= size]:
-        raise PromptError(
-            "logit_bias contains an id outside the target's vocabulary",
-            expected=f"ids from 0 to {size - 1}",
-            got=wrong[0],
-        )
+        raise PromptError("logit_bias contains an id outside the vocabulary", got=wrong[0])
     if options.logit_bias:
         arguments["sequence_bias"] = {(token,): bias for token, bias in options.logit_bias.items()}
     penalties = options.frequency_penalty, options.presence_penalty

@@ -117,5 +117,4 @@ class DetailWriter:
 
 
 def _round(probability: float) -> float | None:
-    """Return a probability with four decimals; None if it is not a number."""
     return round(probability, 4) if math.isfinite(probability) else None

@@ -113,7 +113,6 @@ class EngineThread(AbstractContextManager["EngineThread"]):
 
     @property
     def is_alive(self) -> bool:
-        """Whether the engine accepts prompts."""
         return not self._is_stopped
 
     @property
@@ -275,8 +274,6 @@ def _stop_error(error: BaseException | None) -> EngineStopped:
 
 
 class LoadedModel:
-    """The model of a server."""
-
     def __init__(self, engine: EngineThread, name: str | None = None) -> None:
         decoder = engine.decoder
         model: Any = decoder.target.model

@@ -119,17 +119,12 @@ class Scheduler:
         lane = self.lanes[-1 if sampling.do_sample else 0]
         if not lane.can_take(requests[0]):
             raise PromptError(
-                "the drafter cannot draft for this way of selecting tokens",
-                expected=str(lane.sampling),
-                got=str(sampling),
-                remedy="use other sampling options, or define the drafter's can_share()",
+                "the drafter cannot draft for this way of selecting tokens", got=str(sampling)
             )
         if len(requests) > lane.places:
             raise PromptError(
-                "there are more continuations than places",
-                expected=f"at most {lane.places}",
-                got=len(requests),
-                remedy="request fewer continuations, or start the engine with more places",
+                f"there are more continuations than the {lane.places} places",
+                remedy="request fewer, or start the engine with more places",
             )
         return lane
 
@@ -194,7 +189,7 @@ class Scheduler:
         try:
             self._reading = job, job.lane.prefill_of(job.sequences)
         except (RuntimeError, MemoryError) as error:
-            self._end(job, _no_memory(job, error))
+            self._end(job, _no_memory(error))
 
     @torch.inference_mode()
     def _read(self, job: Job, prefill: Prefill) -> None:
@@ -208,7 +203,7 @@ class Scheduler:
                 self._running.update({id(state): job for state in job.sequences})
                 steps = job.lane.start(prefill, job.sequences)
         except (RuntimeError, MemoryError) as error:
-            no_memory = _no_memory(job, error)
+            no_memory = _no_memory(error)
             self._stop_reading()
             self._end(job, no_memory)
             return
@@ -231,7 +226,6 @@ class Scheduler:
             self._forget(job)
 
     def _forget(self, job: Job) -> None:
-        """Free what belongs to a job that has ended."""
         if job.is_ended:
             self.cancel(job)
 
@@ -246,17 +240,12 @@ class Scheduler:
         self._reading = None
 
 
-def _no_memory(job: Job, error: Exception) -> ResourceError:
-    """Return the error of a job whose prompt needs more memory than there is.
-
-    Args:
-        error: what was raised while the prompt was read; raised again if it is not about memory.
-    """
+def _no_memory(error: Exception) -> ResourceError:
+    """Return the error of a job whose prompt needs more memory; raise one of another cause."""
     if not is_out_of_memory(error):
         raise error
     no_memory = ResourceError(
         "there is no memory to read the prompt",
-        got=f"a prompt of {len(job.request.token_ids)} tokens",
         remedy="shorten the prompt, or start the engine with fewer places",
     )
     no_memory.__cause__ = error

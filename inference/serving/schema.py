@@ -75,8 +75,6 @@ class JsonSchema(Closed):
 
 
 class ResponseFormat(Closed):
-    """The form of an answer."""
-
     type: Literal["text", "json_object", "json_schema"]
     json_schema: JsonSchema | None = None
 
