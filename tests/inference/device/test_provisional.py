@@ -3,7 +3,6 @@
 from typing import Any
 
 import pytest
-import torch
 from helpers.models import tiny_llama
 from helpers.remote import mixed, opening, sequence_tree, tensors
 
@@ -96,16 +95,6 @@ def _written(drafting: DeviceDrafting, count: int, attempt: int = 1) -> list[Any
         tokens.append(token)
     writer.stop()
     return tokens
-
-
-def test_a_model_writes_its_own_greedy_text(model: Any) -> None:
-    drafting = _drafting(SmallLMDrafter(model, model))
-    tree = drafting.tree(PROMPT, 1)
-    found = [token.token_id for token in _written(drafting, 12)]
-    ids = torch.tensor([PROMPT])
-    whole = model.generate(ids, max_new_tokens=12, do_sample=False, pad_token_id=0)
-    assert found == whole[0, len(PROMPT) :].tolist()
-    assert drafting.tree(PROMPT, 1) == tree  # nothing is left of it
 
 
 def test_sampled_tokens_keep_their_distributions(model: Any) -> None:

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 import torch
 
-from inference.remote.memory_rows import RowFormat, decode_with_rows, encode_with_rows
-from inference.remote.messages import MemoryRows, RowDtype, RowEncoding
+from inference.remote.memory_rows import RowFormat
+from inference.remote.messages import RowDtype, RowEncoding
 
 SHAPES = ((2, 8), (2, 8), (1, 32))
 
@@ -43,12 +43,3 @@ def test_rows_of_several_calls_are_those_of_one(encoding: RowEncoding) -> None:
     memory, form = _memory("float32"), RowFormat(SHAPES, "float32", encoding)
     parts = [form.encode([own[:, :, a:b] for own in memory]) for a, b in ((0, 2), (2, 2), (2, 5))]
     assert np.array_equal(np.concatenate(parts), form.encode(memory))
-
-
-def test_messages_with_rows_arrive_as_they_were_sent() -> None:
-    rows = np.arange(12, dtype=np.uint8).reshape(3, 4)
-    header, found = decode_with_rows(encode_with_rows(MemoryRows(begin=7), rows), MemoryRows)
-    assert header.begin == 7
-    assert np.array_equal(found, rows)
-    none = np.empty((0, 4), np.uint8)
-    assert len(decode_with_rows(encode_with_rows(header, none), MemoryRows)[1]) == 0

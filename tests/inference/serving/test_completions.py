@@ -1,16 +1,14 @@
 """`/v1/completions` with OpenAI's own client, over a socket."""
 
-import asyncio
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
 import torch
 from helpers.models import tiny_llama
 from helpers.quick import mostly_slow
-from helpers.serving import MODEL, Running, deltas, running, tiny_decoder
+from helpers.serving import MODEL, Running, deltas, running
 from helpers.tokenizers import spaced_tokenizer
-from openai import AsyncOpenAI, OpenAI
+from openai import OpenAI
 
 from inference import SpeculativeDecoder
 from inference.drafters.lookup import LookupDrafter
@@ -44,32 +42,6 @@ def test_greedy_text_is_that_of_the_target(client: OpenAI, decoder: SpeculativeD
     chunks = list(client.completions.create(model=MODEL, prompt=PROMPT, stream=True, **GREEDY))
     assert deltas(chunks) == expected
     assert [chunk.choices[0].finish_reason for chunk in chunks][-1] == "length"
-
-
-def test_each_of_many_requests_gets_the_text_that_it_gets_alone(
-    client: OpenAI, decoder: SpeculativeDecoder
-) -> None:
-    works = [
-        (PROMPT[: 4 + number], {**(GREEDY if number % 2 else SAMPLED), "max_tokens": 8 + number})
-        for number in range(6)
-    ]
-    alone = [_text(decoder, prompt, options) for prompt, options in works]
-
-    def served(work: tuple[str, dict[str, Any]]) -> str:
-        prompt, options = work
-        return client.completions.create(model=MODEL, prompt=prompt, **options).choices[0].text
-
-    with ThreadPoolExecutor(5) as pool:
-        assert list(pool.map(served, works)) == alone
-
-
-def test_the_same_seed_gives_the_same_text(client: OpenAI, decoder: SpeculativeDecoder) -> None:
-    found = [client.completions.create(model=MODEL, prompt=PROMPT, **SAMPLED) for _ in range(2)]
-    assert found[0].choices[0].text == found[1].choices[0].text
-    assert found[0].choices[0].text == _text(decoder, PROMPT, SAMPLED)
-    assert found[0].system_fingerprint == found[1].system_fingerprint
-    other = client.completions.create(model=MODEL, prompt=PROMPT, **{**SAMPLED, "seed": 8})
-    assert other.choices[0].text != found[0].choices[0].text
 
 
 def test_choices_are_those_of_a_batch_with_the_same_seed(
@@ -167,33 +139,6 @@ def test_log_probs_are_those_of_the_target(
         value for chunk in chunks for value in chunk.choices[0].logprobs.token_logprobs or ()
     ]
     assert streamed == own.token_logprobs
-
-
-def test_deltas_are_the_text_for_many_prompts() -> None:
-    parts = ["naïve ", "漢字", "😀", "→ ü", "def ", "👩‍👩‍👧"]
-    prompts = [parts[n % 6] + parts[n // 6] + str(n) for n in range(0, 36, 3)]
-
-    async def both(client: AsyncOpenAI, prompt: str, number: int) -> tuple[str, str]:
-        options: dict[str, Any] = {
-            "model": MODEL,
-            "prompt": prompt,
-            "max_tokens": 6,
-            "temperature": 1.5,
-            "seed": number,
-        }
-        whole = await client.completions.create(**options)
-        stream = await client.completions.create(stream=True, **options)
-        return whole.choices[0].text, deltas([chunk async for chunk in stream])
-
-    async def all_of_them() -> list[tuple[str, str]]:
-        async with AsyncOpenAI(base_url=server.url, api_key="none", max_retries=0) as client:
-            works = [both(client, prompt, number) for number, prompt in enumerate(prompts)]
-            return await asyncio.gather(*works)
-
-    with running(tiny_decoder(), queue=512) as server:
-        pairs = asyncio.run(all_of_them())
-    assert [whole for whole, _ in pairs] == [streamed for _, streamed in pairs]
-    assert any(not text.isascii() for text, _ in pairs)
 
 
 def test_a_text_keeps_the_space_after_its_prompt() -> None:

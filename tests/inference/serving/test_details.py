@@ -16,14 +16,12 @@ from hypothesis import strategies as st
 from inference import SpeculativeDecoder
 from inference.drafters.aded.drafter import AdedDrafter
 from inference.drafters.lookup import LookupDrafter
-from inference.engine.decode_step import TARGET, DecodeStep, TokenDetails, VerifiedTree
-from inference.generation.incremental_text import IncrementalText
+from inference.engine.decode_step import DecodeStep, TokenDetails, VerifiedTree
 from inference.protocol import Drafter
 from inference.serving.adaptation import Learner
 from inference.serving.details import DetailWriter, bytes_of_token
 
 MESSAGES: Any = [{"role": "user", "content": "naïve 漢字 → ü? def main(argument):"}]
-NO_TREE = VerifiedTree(1, [], [], [], [], [], 2)
 TOKENIZER = tiny_tokenizer()
 WRITER = DetailWriter(TOKENIZER, ("expert 0",))
 
@@ -121,36 +119,6 @@ def test_a_request_without_drafts_gets_the_text_of_the_target_alone(server: Runn
     assert len(_details(found, "steps")) == found[-1]["usage"]["completion_tokens"]
 
 
-def _step(token_ids: list[int], finished: bool) -> DecodeStep:
-    return DecodeStep(
-        token_ids,
-        [*range(1, len(token_ids)), 0],
-        finished,
-        details=TokenDetails([], [], [], tree=NO_TREE),
-        proposer_ids=[*[0] * (len(token_ids) - 1), TARGET],
-    )
-
-
-@given(
-    steps=st.lists(st.lists(st.integers(0, 299), min_size=1, max_size=4), min_size=1, max_size=8),
-    stops=st.lists(st.text("abn\n(+", min_size=1, max_size=3), max_size=2),
-)
-def test_any_tokens_divide_the_text_exactly(steps: list[list[int]], stops: list[str]) -> None:
-    # Random tokens contain bytes that are not valid, and beginnings of stop strings.
-    text = IncrementalText(TOKENIZER, stops)
-    whole, tokens = "", list[dict[str, Any]]()
-    for number, token_ids in enumerate(steps):
-        pieces = [text.push(token_id) for token_id in token_ids]
-        is_last = number == len(steps) - 1 or text.is_stopped
-        pieces[-1] += text.flush() if is_last else ""
-        whole += "".join(pieces)
-        tokens += WRITER.step(_step(token_ids, is_last), number, pieces, 0.5)["tokens"]
-        if is_last:
-            break
-    assert "".join(token["text"] for token in tokens) == whole
-    assert [token["id"] for token in tokens] == list(chain(*steps[: number + 1]))
-
-
 def test_a_probability_that_is_not_a_number_becomes_null() -> None:
     tree = VerifiedTree(1, [2, 3], [-1, -1], [0, 5], [float("nan"), 0.25], [1], None)
     details = TokenDetails([], [], [], tree=tree)
@@ -209,13 +177,6 @@ def _joined(token_ids: list[int]) -> bytes:
 def test_bytes_join_to_the_text(token_ids: list[int]) -> None:
     text = TOKENIZER.decode(token_ids, skip_special_tokens=True)
     assert _joined(token_ids).decode(errors="replace") == text
-
-
-@pytest.mark.parametrize("text", ["漢字😀", "👩‍👩‍👧", "\N{REPLACEMENT CHARACTER}!", "a\n\t\x00ü"])
-def test_bytes_of_parts_of_characters_are_known(text: str) -> None:
-    token_ids = TOKENIZER(text)["input_ids"]
-    assert all(bytes_of_token(TOKENIZER, own) for own in token_ids)
-    assert _joined(token_ids) == text.encode()
 
 
 def test_tokens_that_are_named_by_their_byte() -> None:

@@ -1,6 +1,5 @@
 """Threads submit prompts to the thread that owns the models, whose fingerprint names them."""
 
-from concurrent.futures import ThreadPoolExecutor
 from threading import Event
 from typing import Any
 
@@ -17,7 +16,6 @@ from inference.drafters.lookup import LookupDrafter, LookupSettings
 from inference.drafters.small_lm import SmallLMDrafter
 from inference.engine.lane import Lane
 from inference.protocol import Budget
-from inference.serving.api_error import ApiError
 from inference.serving.engine_thread import EngineThread, LoadedModel
 from jakiro.errors import EngineStopped
 from jakiro.target.adapter import TargetAdapter
@@ -35,32 +33,6 @@ def decoder(model: LlamaForCausalLM) -> SpeculativeDecoder:
 
 def _options(index: int) -> dict[str, Any]:
     return {"temperature": 0.9 * (index % 2), "seed": index, "max_new_tokens": 6 + index}
-
-
-def test_prompts_from_several_threads_get_the_tokens_that_they_get_alone(
-    decoder: SpeculativeDecoder,
-) -> None:
-    prompts = [[1 + (index * step) % 9 for step in range(1, 5 + index)] for index in range(8)]
-    alone = [
-        decoder.generate(prompt, **_options(index)).new_token_ids
-        for index, prompt in enumerate(prompts)
-    ]
-    with EngineThread(decoder, places=2, capacity=64) as engine:
-        assert not engine.seed_obstacle
-
-        def submitted(index: int) -> list[int]:
-            job = engine.submit(prompts[index], **_options(index))
-            return [token for step in job for token in step.token_ids]
-
-        with ThreadPoolExecutor(8) as pool:
-            assert list(pool.map(submitted, range(8))) == alone
-    assert not engine.is_alive
-
-
-def test_a_request_that_is_too_long_is_refused_before_any_work(decoder: SpeculativeDecoder) -> None:
-    expected = pytest.raises(ApiError, match=r"at most 32 tokens; got: 3 prompt tokens and 30")
-    with EngineThread(decoder, places=1, capacity=32) as engine, expected:
-        engine.submit([1, 2, 3], max_new_tokens=30)
 
 
 def test_a_cancelled_job_ends_and_its_place_is_free(decoder: SpeculativeDecoder) -> None:
@@ -149,25 +121,6 @@ def test_functions_run_between_the_steps_of_requests_which_keep_their_tokens(
         running = [call.result(30) for call in calls]
     assert tokens == decoder.generate([1, 2, 3], **options).new_token_ids
     assert max(running) == 1
-
-
-def test_functions_that_did_not_run_end_with_the_engine(decoder: SpeculativeDecoder) -> None:
-    has_begun, may_go_on = Event(), Event()
-
-    def waits() -> None:
-        has_begun.set()
-        may_go_on.wait(30)
-
-    with EngineThread(decoder, places=1, capacity=32) as engine, ThreadPoolExecutor(1) as pool:
-        engine.call(waits)
-        assert has_begun.wait(30)
-        before = engine.call(lambda: 1)
-        closing = pool.submit(engine.close)
-        may_go_on.set()
-        closing.result(30)
-    assert before.done()  # whether or not it has run
-    with pytest.raises(EngineStopped):
-        engine.call(lambda: 1)
 
 
 def test_a_function_that_fails_or_was_cancelled_harms_nobody(decoder: SpeculativeDecoder) -> None:

@@ -39,11 +39,3 @@ def test_an_error_right_after_a_step_is_raised_at_once(stops: tuple[str, ...], t
             return await read_until_error(reply)
 
     assert asyncio.run(asyncio.wait_for(read(), 5)) == text
-
-
-def test_a_reply_that_takes_too_long_ends_with_an_error() -> None:
-    async def read() -> None:
-        await anext(Reply(["a"], DecodingOptions(), seconds=0.05).deltas())
-
-    with pytest.raises(TimeoutError):
-        asyncio.run(read())

@@ -85,17 +85,6 @@ def test_the_newest_version_that_fits_is_used(
     assert torch.equal(_down(drafter), before)
 
 
-def test_nothing_changes_while_requests_are_decoded(
-    model: LoadedModel, drafter: TrainedDrafter, before: torch.Tensor, used: UsedVersion
-) -> None:
-    fingerprint = model.fingerprint
-    job = model.engine.submit([1, 2], temperature=0.0, max_new_tokens=100)
-    next(iter(job))
-    assert not asyncio.run(used.replace(0, None))
-    assert (used.number, model.fingerprint) == (2, fingerprint)
-    assert torch.equal(_down(drafter), before + 1)
-
-
 def test_drafters_that_cannot_learn_are_refused() -> None:
     settings: dict[str, Any] = {"adapt": "shared", "learner": Learner(("true",), "lookup")}
     decoder = tiny_decoder()
