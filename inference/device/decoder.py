@@ -74,8 +74,7 @@ class RemoteDecoder:
             is_writing = isinstance(offline, OfflineWriting)
             if offline not in (None, "stop") and not (is_writing and drafter is not None):
                 raise ConfigError(
-                    "offline is OfflineWriting(...) with a drafter, 'stop', or None to wait",
-                    got=f"{offline!r} with the drafter {drafter!r}",
+                    "offline is OfflineWriting(...) with a drafter, 'stop', or None to wait"
                 )
         except BaseException:
             self._link.close()

@@ -1,6 +1,5 @@
 """Texts that trained drafters draft here, with the memory that a server encodes."""
 
-from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -9,7 +8,6 @@ import httpx2
 import numpy as np
 import pytest
 from helpers.bad_network import PASSED, bad_network
-from helpers.chi_square import p_value, probs_of_continuations
 from helpers.models import tiny_drafter, tiny_settings
 from helpers.remote import QuantizedDrafter
 from helpers.serving import Running, drafter_apart, running, trained_decoder
@@ -78,20 +76,6 @@ def test_greedy_text_is_the_same_with_less_precise_rows(
         output = remote.generate(PROMPT, **options)
     assert output.new_token_ids == exact.new_token_ids
     assert output.traffic.bytes_down < exact.traffic.bytes_down
-
-
-@pytest.mark.slow
-def test_sampled_text_follows_the_same_distribution_with_int8_rows(
-    moa: SpeculativeDecoder, moa_server: Running
-) -> None:
-    sampling: dict[str, Any] = {"temperature": 1.0, "top_k": 3}
-    probs = probs_of_continuations(moa.target.model, PROMPT, 3, **sampling)
-    counts: Counter[tuple[int, ...]] = Counter()
-    with _remote(moa, moa_server.url, memory="int8") as remote:
-        for seed in range(400):
-            output = remote.generate(PROMPT, seed=seed, max_new_tokens=3, **sampling)
-            counts[tuple(output.new_token_ids)] += 1
-    assert p_value(counts, probs) > 1e-3
 
 
 def test_a_drafter_with_other_encoders_is_refused(
