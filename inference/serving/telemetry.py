@@ -24,8 +24,9 @@ class Telemetry:
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
         own: dict[str, Any] = {"namespace": "jakiro", "registry": self.registry}
-        self._gauge = partial(Gauge, **own)
-        count, times = partial(Counter, **own), partial(Histogram, buckets=_SECONDS, **own)
+        self._gauge: Callable[..., Gauge] = partial(Gauge, **own)
+        count: Callable[..., Counter] = partial(Counter, **own)
+        times: Callable[..., Histogram] = partial(Histogram, buckets=_SECONDS, **own)
         self.tokens = count("tokens", "Tokens: prompt, generated, drafted, accepted.", ["kind"])
         self.accepted = count("accepted_by_depth", "Accepted drafts by depth.", ["depth"])
         # The counters of vLLM, which tools for load tests read.
