@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from peft.tuners.tuners_utils import BaseTunerLayer
 from pydantic import ValidationError
+from safetensors import SafetensorError, safe_open
 
 from jakiro.errors import CheckpointError
 from jakiro.target.adapter import TargetAdapter
@@ -56,7 +57,6 @@ class TargetStateFingerprint(Settings):
 
     @property
     def total_sequences(self) -> int:
-        """The number of training and validation sequences."""
         return self.num_sequences + self.num_validation_sequences
 
 
@@ -76,11 +76,7 @@ def fingerprint_of(inputs: RunInputs) -> TargetStateFingerprint:
 
 
 def packed_sequence(inputs: RunInputs, number: int) -> PackedSequence:
-    """Return a packed sequence by its index; validation sequences follow training sequences.
-
-    Args:
-        number: index of the sequence, as in `Batch.sequence_ids`.
-    """
+    """Return a packed sequence by its index; validation sequences follow training sequences."""
     count = len(inputs.sequences)
     return (
         inputs.sequences.sequence(number)
@@ -114,15 +110,6 @@ def _hash_packing(inputs: RunInputs) -> str:
     return digest.hexdigest()
 
 
-class Shard(Settings):
-    """Index entry of a shard, a file with the states of consecutive sequences."""
-
-    file: str
-    first_sequence: int
-    num_sequences: int
-    num_bytes: int
-
-
 class TargetStateIndex(Settings):
     """The index of a folder of target states.
 
@@ -140,22 +127,19 @@ class TargetStateIndex(Settings):
     sequences_per_shard: int
     micro_batch_size: int
     has_normalizers: bool = False  # in folders of earlier versions
-    shards: tuple[Shard, ...] = ()
 
     @property
     def num_shards(self) -> int:
-        """The total number of shards, including unfinished ones."""
+        """The number of shards (files with the states of consecutive sequences)."""
         return -(-self.fingerprint.total_sequences // self.sequences_per_shard)
 
     @property
     def bytes_per_position(self) -> int:
-        """The number of bytes that all parts of one position take."""
         normalizers = NORMALIZERS.values() if self.has_normalizers else ()
         of_states = sum(self.widths.values()) * TORCH_DTYPES[self.fingerprint.dtype].itemsize
         return of_states + sum(dtype.itemsize for dtype in normalizers)
 
     def sequences_of(self, number: int) -> range:
-        """Return the indices of the sequences in a shard, given by its number."""
         first = number * self.sequences_per_shard
         return range(first, min(first + self.sequences_per_shard, self.fingerprint.total_sequences))
 
@@ -173,12 +157,10 @@ class TargetStateIndex(Settings):
         return None
 
     def write(self, folder: Path) -> None:
-        """Write the index to a folder, replacing any existing index."""
         write_atomically(folder / INDEX, self.model_dump_json(indent=1) + "\n")
 
 
 def read_index(folder: Path) -> TargetStateIndex | None:
-    """Return the index of a folder, or None if the folder has no index."""
     try:
         content = (folder / INDEX).read_bytes()
         return TargetStateIndex.model_validate_json(content, extra="ignore")
@@ -190,7 +172,14 @@ def read_index(folder: Path) -> TargetStateIndex | None:
         ) from error
 
 
-def is_whole(folder: Path, shard: Shard) -> bool:
-    """Return whether a shard's file has its full size, without reading its bytes."""
-    path = folder / shard.file
-    return path.is_file() and path.stat().st_size == shard.num_bytes
+def shard_path(folder: Path, number: int) -> Path:
+    return folder / f"features-{number:06}.safetensors"
+
+
+def is_whole(path: Path) -> bool:
+    """Return whether a shard has the size that its header says, without reading its other bytes."""
+    try:
+        with safe_open(path, framework="pt"):
+            return True
+    except (OSError, SafetensorError):
+        return False

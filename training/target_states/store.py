@@ -34,6 +34,7 @@ from training.target_states.index import (
     fingerprint_of,
     is_whole,
     read_index,
+    shard_path,
 )
 
 _logger = get_logger(__name__)
@@ -99,11 +100,7 @@ def view_of(
     sources: StateSources,
     tail: TargetTail | None,
 ) -> TargetView:
-    """Return the same view of a batch as `look_at_target`, but from stored parts.
-
-    Args:
-        parts: parts of the batch by name, at least those that the drafter needs.
-    """
+    """Return the same view of a batch as `look_at_target`, but from stored parts."""
     states = (None if source is None else _state(parts, source) for source in sources)
     state = TargetState(*states)
     view = TargetView(parts[FEATURES], state, embeddings)
@@ -152,11 +149,9 @@ class TargetStateStore:
 
     @property
     def dtype(self) -> torch.dtype:
-        """The dtype of the stored parts, except for normalizers."""
         return TORCH_DTYPES[self._index.fingerprint.dtype]
 
     def read(self, numbers: Iterable[int]) -> dict[str, Tensor]:
-        """Return each part of the given sequences, [sequences, length, width]."""
         return self._read(self._names, numbers)
 
     def normalizers(self, numbers: Iterable[int]) -> Normalizers | None:
@@ -172,7 +167,7 @@ class TargetStateStore:
         return {name: torch.stack([of[name][index] for of, index in slices]) for name in names}
 
     def _open(self, number: int) -> dict[str, Any]:
-        file = safe_open(self._folder / self._index.shards[number].file, framework="pt")
+        file = safe_open(shard_path(self._folder, number), framework="pt")
         stored = (*self._names, *(NORMALIZERS if self._index.has_normalizers else ()))
         return {name: file.get_slice(name) for name in stored}
 
@@ -211,16 +206,10 @@ def open_target_states(inputs: RunInputs) -> TargetStateStore | None:
             got=", ".join(index.widths),
             remedy="write target states with this drafter's settings",
         )
-    _check_shards(folder, index)
+    for path in (shard_path(folder, number) for number in range(index.num_shards)):
+        if not is_whole(path):
+            raise _unusable(folder, f"{path.name} is missing or does not have its full size")
     return TargetStateStore(folder, index, needed)
-
-
-def _check_shards(folder: Path, index: TargetStateIndex) -> None:
-    if len(index.shards) < index.num_shards:
-        raise _unusable(folder, f"{len(index.shards)} of {index.num_shards} shards are written")
-    for shard in index.shards:
-        if not is_whole(folder, shard):
-            raise _unusable(folder, f"{shard.file} is missing or does not have its full size")
 
 
 def _unusable(folder: Path, got: str) -> CheckpointError:

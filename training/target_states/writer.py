@@ -25,12 +25,12 @@ from training.loss.heads import normalizers_of
 from training.setup.preparation import RunInputs
 from training.target_states.index import (
     NORMALIZERS,
-    Shard,
     TargetStateIndex,
     fingerprint_of,
     is_whole,
     packed_sequence,
     read_index,
+    shard_path,
 )
 from training.target_states.store import States, needs_normalizers
 
@@ -65,7 +65,6 @@ class TargetStateWriter:
 
     @property
     def num_sequences_left(self) -> int:
-        """The number of sequences that are not written yet."""
         return sum(len(self.index.sequences_of(number)) for number in self._unfinished())
 
     def __str__(self) -> str:
@@ -89,28 +88,18 @@ class TargetStateWriter:
             Whether all shards are finished. If not, other processes are still writing some shards.
         """
         for number in self._unfinished():
+            path = shard_path(self.folder, number)
             try:
-                with self._lock(_file_of(number)).acquire(timeout=0):
-                    if number in self._unfinished():
-                        self._write_shard(number, advance)
+                with self._lock(path.name).acquire(timeout=0):
+                    if not is_whole(path):
+                        self._write_shard(path, self.index.sequences_of(number), advance)
             except Timeout:  # another process is writing the shard
                 continue
         return not self._unfinished()
 
     def _unfinished(self) -> list[int]:
-        """Return the numbers of the shards that are currently missing or incomplete."""
-        index = self.index = read_index(self.folder) or self.index
-        whole = {shard.first_sequence for shard in index.shards if is_whole(self.folder, shard)}
-        return [n for n in range(index.num_shards) if index.sequences_of(n).start not in whole]
-
-    def _add(self, shard: Shard) -> None:
-        """Add a shard to the index; it replaces one of the same sequences."""
-        with self._lock("index"):
-            index = read_index(self.folder) or self.index
-            shards = {one.first_sequence: one for one in (*index.shards, shard)}
-            ordered = tuple(shards[first] for first in sorted(shards))
-            self.index = index.model_copy(update={"shards": ordered})
-            self.index.write(self.folder)
+        numbers = range(self.index.num_shards)
+        return [n for n in numbers if not is_whole(shard_path(self.folder, n))]
 
     def _lock(self, name: str) -> FileLock:
         # The file of a lock stays: after its removal, two processes could lock two files.
@@ -149,23 +138,16 @@ class TargetStateWriter:
         count = max(1, micro_batches) * size
         return index.model_copy(update={"sequences_per_shard": count})
 
-    def _write_shard(self, number: int, advance: Advance) -> None:
-        sequences = self.index.sequences_of(number)
+    def _write_shard(self, final: Path, sequences: range, advance: Advance) -> None:
         parts = self._read(sequences, advance)
-        final = self.folder / _file_of(number)
         partial = final.with_name(f".{final.name}.partial")
         try:
             save_file(parts, partial)
             with partial.open("rb") as file:
                 os.fsync(file.fileno())
-            num_bytes = partial.stat().st_size
             partial.replace(final)
         finally:
             partial.unlink(missing_ok=True)
-        first, count = sequences.start, len(sequences)
-        self._add(
-            Shard(file=final.name, first_sequence=first, num_sequences=count, num_bytes=num_bytes)
-        )
 
     @torch.no_grad()
     def _read(self, sequences: range, advance: Advance) -> dict[str, Tensor]:
@@ -209,7 +191,3 @@ class TargetStateWriter:
         anchors = np.zeros((1, self._sequence_length), np.int64)  # not read by the target
         batch = collate((sequence, anchors) for sequence in sequences)
         return batch.to(self._inputs.target.device)
-
-
-def _file_of(number: int) -> str:
-    return f"features-{number:06}.safetensors"
