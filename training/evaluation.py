@@ -3,7 +3,8 @@
 from collections.abc import Iterator, Mapping
 from copy import deepcopy
 from functools import partial
-from typing import Any, Literal, NamedTuple
+from statistics import fmean
+from typing import Any
 
 import torch
 from jaxtyping import Float
@@ -35,7 +36,6 @@ class Evaluation:
 
     @property
     def size(self) -> int:
-        """The number of sequences and continuations that are measured."""
         settings, inputs = self._settings.evaluation, self._inputs
         num_continuations = len(inputs.prompts) * len(settings.temperatures)
         return min(settings.num_sequences, len(inputs.validation)) + num_continuations
@@ -82,7 +82,6 @@ class Evaluation:
         return {"validation": meter.read()} | experts_read
 
     def _validation_batches(self) -> Iterator[Batch]:
-        """Yield this process's share of the validation sequences, always with the same anchors."""
         sequences, size = self._inputs.validation, self._settings.batch.micro_batch_size
         sampler = Sampler(
             sequences,
@@ -138,7 +137,6 @@ class ExpertOverlap:
 
     @torch.no_grad()
     def add(self, batch: Batch, logits: Logits, sample: int, output: ExpertsOutput) -> None:
-        """Add the drafted positions of an anchor sample (those with a loss) to the sums."""
         index = torch.arange(batch.token_ids.shape[1], device=batch.token_ids.device)
         selected = batch.targets_exist(1) & (index > batch.anchors[:, sample])
         features = output.features[:, :, 0][selected]
@@ -167,50 +165,27 @@ def top_overlap(logits: Float[Tensor, "n experts vocab"]) -> Float[Tensor, " n"]
     return common.float().mean(dim=1) / size
 
 
-class Score(NamedTuple):
-    """The measured quality of a drafter.
+def scores_of(results: Mapping[str, Any]) -> dict[str, float]:
+    """Return the measured qualities; drafters of a run are compared by the first of them.
 
-    Attributes:
-        metric: "tau_probabilistic", the expected number of tokens of a step with a chain of drafts,
-            on held-out text; "agreement", the share of held-out positions at which the drafter's
-            and the target's most likely next tokens are the same; or "tau", averaged over
-            temperatures.
+    What is measured on held-out text has many more positions than tau, so it comes first: the
+    expected number of tokens of a step with a chain of drafts (unless no path of that text is long
+    enough), and the share of positions at which the drafter's and the target's most likely next
+    tokens are the same. Tau is averaged over temperatures.
     """
-
-    metric: Literal["tau_probabilistic", "agreement", "tau"]
-    value: float
-
-    def __str__(self) -> str:
-        if self.metric == "agreement":
-            return f"held-out agreement {self.value:.1%}"
-        return f"{self.metric} {self.value:.2f}"
-
-
-def score_of(results: Mapping[str, Any]) -> Score | None:
-    """Return the score by which drafters of a run are compared; None if nothing was measured.
-
-    What is measured on held-out text has many more positions than tau, so it is preferred. No path
-    of that text may be long enough for `tau_probabilistic`.
-    """
-    validation = results.get("validation")
-    if validation is not None and "tau_probabilistic" in validation:
-        return Score("tau_probabilistic", float(validation["tau_probabilistic"]))
-    if validation is not None and validation["positions"]:
-        return Score("agreement", float(validation["levels"][0]["agreement"]))
-    taus = [float(decoding["tau"]) for decoding in results.get("decoding", ())]
-    return Score("tau", sum(taus) / len(taus)) if taus else None
+    validation, scores = results.get("validation") or {"positions": 0}, {}
+    if "tau_probabilistic" in validation:
+        scores["tau_probabilistic"] = float(validation["tau_probabilistic"])
+    if validation["positions"]:
+        scores["agreement"] = float(validation["levels"][0]["agreement"])
+    if taus := [float(decoding["tau"]) for decoding in results.get("decoding", ())]:
+        scores["tau"] = fmean(taus)
+    return scores
 
 
 def summary_of(results: Mapping[str, Any]) -> str:
-    """Return the agreement and tau of an evaluation as text; empty if nothing was measured."""
-    held_out, validation = [], results.get("validation") or {"positions": 0}
-    if validation["positions"]:
-        agreement = float(validation["levels"][0]["agreement"])
-        held_out.append(str(Score("agreement", agreement)))
-    if "tau_probabilistic" in validation:
-        held_out.append(str(Score("tau_probabilistic", validation["tau_probabilistic"])))
-    taus = [
-        f"tau {decoding['tau']:.2f} at temperature {decoding['temperature']:g}"
-        for decoding in results.get("decoding", ())
-    ]
-    return ", ".join([*held_out, *taus])
+    """Return the scores of an evaluation as text; empty if nothing was measured."""
+    return ", ".join(
+        f"held-out agreement {score:.1%}" if name == "agreement" else f"{name} {score:.2f}"
+        for name, score in scores_of(results).items()
+    )

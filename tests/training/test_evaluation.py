@@ -65,4 +65,4 @@ def test_acceptance_is_recorded_along_the_paths_of_decoding(workshop: Path) -> N
     assert all(0 < rate < 1 for rate in metrics["accept_rate"])
     tau = metrics["tau_probabilistic"]
     assert 1 < tau < 4
-    assert f"%, tau_probabilistic {tau:.2f}, tau " in summary_of(record["evaluation"])
+    assert f"tau_probabilistic {tau:.2f}, held-out agreement " in summary_of(record["evaluation"])

@@ -245,7 +245,6 @@ class Checkpoints:
         self._processes = processes
 
     def latest(self) -> Path | None:
-        """Return the checkpoint from which the run would resume; None if there is no checkpoint."""
         return max(self._finished(), default=None)
 
     def save(self, engine: Any, state: RunState) -> None:

@@ -2,7 +2,7 @@
 
 import shutil
 import uuid
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -42,28 +42,22 @@ class Exporter:
     def keep_best(
         self,
         drafter: JakiroDrafter,
-        as_trained: Callable[[], JakiroDrafter],
+        trained: JakiroDrafter,
         evaluation: Mapping[str, Any],
         state: RunState,
     ) -> None:
-        """Export the best drafter so far to `best`, unless `checkpoint.keep_best` is false.
-
-        Args:
-            as_trained: function that all processes must call, and that returns the same drafter
-                before its adapters, if it has any, were merged.
-        """
+        """Export the best drafter so far to `best`, unless `checkpoint.keep_best` is false."""
         if not self._settings.checkpoint.keep_best:
             return
         drafter.config.record = self._record(evaluation, state)
-        adapted = None if self._settings.lora is None else as_trained()
         with self._processes.together():
             if self._processes.is_first:
-                self._replace_best(self._save(drafter, adapted))
+                self._replace_best(self._save(drafter, trained))
 
     def finish(
         self,
         drafter: JakiroDrafter,
-        as_trained: JakiroDrafter,
+        trained: JakiroDrafter,
         evaluation: Mapping[str, Any],
         state: RunState,
     ) -> None:
@@ -79,7 +73,7 @@ class Exporter:
             if self._finishes_with_best(state):
                 partial = shutil.copytree(self._folder.best, self._new_partial())
             else:
-                partial = self._save(drafter, None if self._settings.lora is None else as_trained)
+                partial = self._save(drafter, trained)
             if (partial / _ADAPTER).exists():
                 # An earlier attempt may have left adapters.
                 shutil.rmtree(self._folder.adapter, ignore_errors=True)
@@ -87,15 +81,14 @@ class Exporter:
             publish(partial, self._folder.drafter)
             _logger.info(self._summary(evaluation, state))
 
-    def _save(self, drafter: JakiroDrafter, adapted: JakiroDrafter | None) -> Path:
-        """Return a new folder with a drafter, its tokenizer, its model card and any adapters."""
+    def _save(self, drafter: JakiroDrafter, trained: JakiroDrafter) -> Path:
         partial = self._new_partial()
         drafter.save_pretrained(partial)
         self._inputs.tokenizer.save_pretrained(partial)
         config: Any = drafter.config
         write_atomically(partial / "README.md", model_card(config))
-        if adapted is not None:
-            save_adapters(adapted, partial / _ADAPTER, str(self._settings.initialize.drafter))
+        if self._settings.lora is not None:
+            save_adapters(trained, partial / _ADAPTER, str(self._settings.initialize.drafter))
         return partial
 
     def _new_partial(self) -> Path:
@@ -104,7 +97,6 @@ class Exporter:
         return partial
 
     def _replace_best(self, partial: Path) -> None:
-        """Replace `best` in a single step."""
         folder = self._folder.path / f".best-{uuid.uuid4().hex}"
         publish(partial, folder)
         # Renaming cannot replace a folder that is not empty, but it can replace a link.
@@ -126,7 +118,6 @@ class Exporter:
         return is_same and state.best_metric != "tau" and state.best_step != state.step
 
     def _summary(self, evaluation: Mapping[str, Any], state: RunState) -> str:
-        """Return a sentence that says which drafter was written, with its agreement and tau."""
         last = summary_of(evaluation) or "nothing was measured on held-out data"
         last = f"the last drafter, after {state.step} steps ({last})"
         if not self._finishes_with_best(state):
@@ -138,7 +129,6 @@ class Exporter:
         )
 
     def _record(self, evaluation: Mapping[str, Any], state: RunState) -> dict[str, Any]:
-        """Return the record of a drafter's training, which is kept in the drafter's config."""
         device = self._processes.device
         is_cuda = device.type == "cuda"
         hardware = torch.cuda.get_device_name(device) if is_cuda else processor()
@@ -234,9 +224,6 @@ def model_card(config: JakiroConfig, engine: str | None = None) -> str:
     """Return the model card of a trained drafter, written from the record in the drafter's config.
 
     Only the last part of a local path is shown, because the card is meant to be published.
-
-    Args:
-        engine: command that serves the drafter in another engine, if it was exported.
     """
     record = config.record or {}
     settings, evaluation = record["settings"], record["evaluation"]

@@ -17,9 +17,6 @@ class MetricsLog:
     """The metrics of one run, in the order of the steps.
 
     A resumed run drops the metrics of the steps that it repeats.
-
-    Args:
-        first_step: number of optimizer steps done before the run was resumed; 0 for a new run.
     """
 
     def __init__(self, folder: Path, first_step: int) -> None:
@@ -37,7 +34,6 @@ class MetricsLog:
         )
 
     def write(self, step: int, record: Mapping[str, Any]) -> None:
-        """Write the metrics after `step` optimizer steps."""
         with self._path.open("a", encoding="utf-8") as file:
             file.write(json.dumps({"step": step, **record}) + "\n")
         for name, value in _innermost(record):
@@ -45,7 +41,6 @@ class MetricsLog:
                 self._board.add_scalar(name, value, step)
 
     def close(self) -> None:
-        """Write all buffered metrics to disk and close the log."""
         self._board.close()
 
 

@@ -30,10 +30,6 @@ def orthogonalize(
     """Return matrices with the singular vectors of `matrices` and singular values of 0.7 to 1.2.
 
     The iterations compute in bfloat16 on devices with instructions for it, otherwise in float32.
-
-    Args:
-        num_steps: number of iterations of the Newton-Schulz quintic, each with three matrix
-            products.
     """
     linear, cubic, quintic = _COEFFICIENTS
     is_tall = matrices.size(-2) > matrices.size(-1)
@@ -88,7 +84,6 @@ class MuonBesideAdamW(AdamW):
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]
-        """Update every parameter from its gradient."""
         assert closure is None, "the DeepSpeed engine computes the gradients"
         groups = self.param_groups
         for group in groups:
@@ -127,7 +122,6 @@ def build_optimizer(module: nn.Module, settings: OptimizerSettings) -> AdamW:
 
 
 def _build_muon(module: nn.Module, settings: OptimizerSettings) -> AdamW:
-    """Return an optimizer that applies Muon to matrices of hidden layers, and AdamW to the rest."""
     named = [(name, p) for name, p in module.named_parameters() if p.requires_grad]
     hidden = [
         p for name, p in named if p.ndim > 1 and not any(part in name for part in _NO_HIDDEN_LAYER)
@@ -161,10 +155,6 @@ def learning_rate(
 
 
 def set_learning_rate(optimizer: Any, rate: float) -> None:
-    """Set the learning rate of all parameters, even if DeepSpeed has wrapped the optimizer.
-
-    Args:
-        rate: learning rate; AdamW gets a fraction of this rate if Muon is used as well.
-    """
+    """Set the learning rate of all parameters, even if DeepSpeed has wrapped the optimizer."""
     for group in optimizer.param_groups:
         group["lr"] = rate * group.get("share", 1.0)

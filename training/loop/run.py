@@ -16,7 +16,7 @@ from jakiro.utils.pretrained import TORCH_DTYPES
 from jakiro.utils.progress import COLUMNS_WITH_RATE, ProgressDisplay
 from training.config import anchor_rule
 from training.data.sampler import Sampler
-from training.evaluation import Evaluation, score_of, summary_of
+from training.evaluation import Evaluation, scores_of, summary_of
 from training.loop.checkpoint import Checkpoints, RunState
 from training.loop.export import Exporter
 from training.loop.metrics import MetricsLog
@@ -62,11 +62,9 @@ class Run:
 
     @property
     def last_step(self) -> int:
-        """The number of optimizer steps that are finished."""
         return self._state.step
 
     def complete(self, progress: Progress | None = None) -> Path:
-        """Complete the run and return the finished drafter's folder."""
         self._settings.batch.accumulation(self._processes.count)
         is_finished = self._folder.is_finished_for(self._settings, self._inputs.facts)
         if not is_finished:
@@ -110,9 +108,8 @@ class Run:
         try:
             with self._interruption.receive():
                 self._take_steps(progress)
-            drafter, metrics = self._evaluate()
-            end = self._state_now()
-            self._exporter.finish(drafter, trainer.copy_as_trained(), metrics, end)
+            drafter, trained, metrics = self._evaluate()
+            self._exporter.finish(drafter, trained, metrics, self._state_now())
         finally:
             if self._metrics is not None:
                 self._metrics.close()
@@ -148,7 +145,6 @@ class Run:
         )
 
     def _take_steps(self, progress: Progress) -> None:
-        """Take the remaining steps."""
         settings, checkpoints = self._settings, self._checkpoints
         self._begin()
         state = self._state
@@ -215,26 +211,29 @@ class Run:
         self._is_interrupted = self._interruption.is_requested(waits=is_recorded)
         is_recorded = is_recorded or self._is_interrupted
         is_checked = is_recorded or self._is_due(self._evaluation_interval)
-        trainer.watch.require_finite(self._checkpoints.latest, is_last=is_checked)
+        if is_checked:
+            trainer.require_finite(self._checkpoints.latest())
         means = trainer.meter.read() if is_recorded else {}  # waits for the device
         self._seconds_unrecorded += perf_counter() - started
         if is_recorded:
             self._record(means | {"learning_rate": rate} | trainer.facts)
 
-    def _evaluate(self) -> tuple[JakiroDrafter, dict[str, Any]]:
-        """Evaluate the drafter, export it if it is the best so far; return it with its metrics."""
-        drafter = self._trainer.copy_drafter()
+    def _evaluate(self) -> tuple[JakiroDrafter, JakiroDrafter, dict[str, Any]]:
+        """Evaluate the drafter, export it if it is the best so far; return it with its metrics.
+
+        The second drafter has the separate adapters, if there are any.
+        """
+        drafter, trained = self._trainer.copy_drafter()
         if self._evaluation.size:
             _logger.info(f"evaluating the drafter after step {self._state.step}")
         metrics = self._evaluation.measure(drafter)
         self._write({"evaluation": metrics})
         if summary := summary_of(metrics):
             _logger.info(f"step {self._state.step}: {summary}")
-        score = score_of(metrics)
+        score = next(iter(scores_of(metrics).items()), None)
         if score is not None and self._state.add_score(*score):
-            now, as_trained = self._state_now(), self._trainer.copy_as_trained
-            self._exporter.keep_best(drafter, as_trained, metrics, now)
-        return drafter, metrics
+            self._exporter.keep_best(drafter, trained, metrics, self._state_now())
+        return drafter, trained, metrics
 
     def _state_now(self) -> RunState:
         """Return the run's state, including the tokens and seconds since the last record."""
@@ -266,7 +265,6 @@ class Run:
         return self._processes.gather(seconds)[0] / (60 * minutes)
 
     def _record(self, facts: dict[str, Any]) -> None:
-        """Record the mean metrics of the steps since the last record."""
         speed = {"tokens_per_second": facts["tokens"] / self._seconds_unrecorded}
         self._state.tokens += facts["tokens"]
         self._state.seconds += self._seconds_unrecorded

@@ -59,17 +59,10 @@ def difference(
 
 def is_longer(recorded: Mapping[str, Any], wanted: Mapping[str, Any]) -> bool:
     """Return whether the wanted run continues the recorded run with more steps."""
-    before, now = (
-        {name: run["settings"].get(name) for name in LENGTH} for run in (recorded, wanted)
-    )
-    if before == now or difference(_without_length(recorded), _without_length(wanted)):
-        return False
-    return all((now[name] or math.inf) >= (before[name] or math.inf) for name in LENGTH)
-
-
-def _without_length(run: Mapping[str, Any]) -> dict[str, Any]:
-    settings = {name: value for name, value in run["settings"].items() if name not in LENGTH}
-    return {**run, "settings": settings}
+    before, now = _named(recorded), _named(wanted)
+    changed = {name for name in before.keys() | now.keys() if before.get(name) != now.get(name)}
+    is_more = ((now.get(name) or math.inf) >= (before.get(name) or math.inf) for name in LENGTH)
+    return bool(changed) and changed <= {*LENGTH} and all(is_more)
 
 
 def _named(values: Mapping[str, Any]) -> dict[str, Any]:
@@ -157,7 +150,7 @@ class RunFolder:
                 f"the run folder {self.path} holds a run with other settings ({name} differs)",
                 expected=expected,
                 got=got,
-                remedy=f"choose another run_folder, or {_way_to_repeat(name, expected)}"
+                remedy="choose another run_folder, or use the settings in its config.yaml"
                 + (", or a higher value" if name in LENGTH and self._has_checkpoint else ""),
             )
 
@@ -205,13 +198,6 @@ class RunFolder:
                 "train again",
             ) from error
         return record
-
-
-def _way_to_repeat(name: str, recorded: Any) -> str:
-    """Return advice, for an error message, on how to give a run the recorded value."""
-    if name == "sequences_filled_with":
-        return f"set data.split: {str(recorded).removeprefix('split ')}, as in the recorded run"
-    return "use the settings in the config.yaml of that folder"
 
 
 def record_of(drafter: Path) -> dict[str, Any]:

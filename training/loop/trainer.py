@@ -1,7 +1,7 @@
 """Optimizer steps of the drafter in the DeepSpeed engine, which does not contain the target."""
 
-from collections.abc import Callable, Iterable
-from math import isfinite
+from collections.abc import Iterable
+from math import inf, isfinite
 from pathlib import Path
 from typing import Any
 
@@ -45,7 +45,8 @@ class Trainer:
         self._reader = reader
         self.engine = _build_engine(drafter, settings, processes)
         self._norm: Tensor | float = 0.0
-        self.watch = FiniteWatch(settings, processes)
+        # The first step whose loss is not finite, and the first whose gradient is not.
+        self._first_broken = torch.full((2,), inf, device=processes.device)
         self.meter = Meter(
             processes,
             1 + settings.drafter.schedule.parallel_levels,
@@ -53,7 +54,6 @@ class Trainer:
         )
 
     def step(self, number: int, elapsed: float = 0.0) -> float:
-        """Take an optimizer step, and return its learning rate."""
         batches = self._sampler.micro_batches(
             number,
             self._settings.batch.micro_batch_size,
@@ -65,15 +65,41 @@ class Trainer:
         rate = learning_rate(self._settings.optimizer, number, self._num_steps, elapsed)
         set_learning_rate(self.engine.optimizer, rate)
         for batch in batches:
-            self._accumulate(batch, share)
-        self.watch.close(number, self._norm)
+            self._accumulate(number, batch, share)
+        # In fp16, gradients may overflow. DeepSpeed then skips the step and lowers the loss scale.
+        if not self.engine.fp16_enabled():
+            norm = torch.as_tensor(self._norm).detach()
+            self._note(number, 1, norm.isfinite() & (norm >= 0))  # DeepSpeed's -1: not finite
         return rate
 
-    def _accumulate(self, batch: Batch, share: Tensor) -> None:
+    def require_finite(self, latest: Path | None) -> None:
+        """Raise an error if the loss or gradient of a step so far is not finite.
+
+        All processes must call this method, which waits for the device.
+        """
+        firsts = self._processes.gather(self._first_broken.tolist())
+        of_loss, of_gradient = (min(column) for column in zip(*firsts, strict=True))
+        if (step := min(of_loss, of_gradient)) < inf:
+            raise NumericalError(
+                f"the {'loss' if of_loss == step else 'gradient'} of step {step + 1:.0f} is not "
+                "finite",
+                # The same settings would fail again, unless the device was at fault.
+                remedy="start a run in another run_folder with a lower optimizer.learning_rate "
+                "or with optimizer.max_grad_norm set; if the device may be at fault, start the "
+                "same run again, which repeats the steps since the last good checkpoint: "
+                f"{latest or 'none yet'}",
+            )
+
+    def _note(self, step: int, kind: int, is_finite: Tensor) -> None:
+        """Note a step unless it is finite, without waiting for the device."""
+        first = self._first_broken[kind]
+        first.copy_(torch.where(is_finite, first, first.clamp(max=step)))
+
+    def _accumulate(self, number: int, batch: Batch, share: Tensor) -> None:
         """Add the gradient of a micro-batch; after the last one, the engine takes the step."""
         on_device = batch.to(self._processes.device)
         terms = self.engine(self._reader.view(on_device), on_device, self._reader)
-        self.watch.add(terms.total)
+        self._note(number, 0, terms.total.detach().isfinite())
         self.engine.backward(terms.total * share)
         self.meter.add(terms, int((batch.documents >= 0).sum()))
         is_last = self.engine.is_gradient_accumulation_boundary()
@@ -97,18 +123,10 @@ class Trainer:
             "loss_scale": float(self.engine.optimizer.loss_scaler.cur_scale),
         }
 
-    def copy_drafter(self) -> JakiroDrafter:
-        """Return an unpartitioned copy of the drafter, with adapters merged, on every process.
+    def copy_drafter(self) -> tuple[JakiroDrafter, JakiroDrafter]:
+        """Return unpartitioned copies of the drafter: with adapters merged, and with any adapters.
 
-        All processes must call this method.
-        """
-        whole: Any = merged(self.copy_as_trained())
-        return whole.to(self._processes.device, self._reader.dtype)
-
-    def copy_as_trained(self) -> JakiroDrafter:
-        """Return an unpartitioned copy of the drafter; any adapters are not merged.
-
-        All processes must call this method.
+        All processes must call this method. Of the second copy, only the adapters are usable.
         """
         source = self.engine.module.drafter
         gathered = import_deepspeed().zero.GatheredParameters(
@@ -119,7 +137,8 @@ class Trainer:
             add_adapters(copy, self._settings.lora)
         with gathered:
             copy.load_state_dict({name: part.clone() for name, part in source.state_dict().items()})
-        return copy
+        whole: Any = merged(copy)
+        return whole.to(self._processes.device, self._reader.dtype), copy
 
     def _local_norm(self) -> Tensor | float:
         """Return the norm of this process's gradients, which is used if they are not partitioned.
@@ -133,58 +152,6 @@ class Trainer:
         count = sum(count_positions(batch) for batch in batches)
         total = torch.tensor(float(count), device=self._processes.device)
         return self._processes.sum(total).clamp(min=1.0)
-
-
-class FiniteWatch:
-    """Records whether losses and gradients are finite, without waiting for the device.
-
-    Only `require_finite` waits for the device. The records are shared among all processes, so that
-    all processes stop at the same step.
-    """
-
-    def __init__(self, settings: TrainSettings, processes: Processes) -> None:
-        # In fp16, gradients may overflow. DeepSpeed then skips the step and lowers the loss scale.
-        self._may_overflow = settings.engine.dtype == "fp16"
-        self._processes = processes
-        self._marks = self._none()
-        self._steps: list[tuple[int, Tensor]] = []
-
-    def add(self, loss: Tensor) -> None:
-        """Record whether the loss of a micro-batch is finite."""
-        self._marks[0] += ~loss.detach().isfinite()
-
-    def close(self, step: int, gradient_norm: Tensor | float) -> None:
-        """Record whether a step's gradient norm is finite, and combine all processes' records.
-
-        All processes must call this method. In fp16, norms may overflow and are not recorded.
-
-        Args:
-            gradient_norm: norm of the gradient; -1 if DeepSpeed found that the norm is not finite.
-        """
-        if not self._may_overflow:
-            norm = torch.as_tensor(gradient_norm).detach()
-            self._marks[1] = ~(norm.isfinite() & (norm >= 0))
-        self._steps.append((step, self._processes.sum(self._marks)))
-        self._marks = self._none()
-
-    def require_finite(self, latest: Callable[[], Path | None], *, is_last: bool) -> None:
-        """Raise an error if the loss or gradient of a recorded step is not finite."""
-        num_waiting = 0 if is_last else 1
-        while len(self._steps) > num_waiting:
-            step, marks = self._steps.pop(0)
-            of_loss, of_gradient = marks.tolist()
-            if of_loss or of_gradient:
-                raise NumericalError(
-                    f"the {'loss' if of_loss else 'gradient'} of step {step + 1} is not finite",
-                    # The same settings would fail again, unless the device was at fault.
-                    remedy="start a run in another run_folder with a lower optimizer.learning_rate "
-                    "or with optimizer.max_grad_norm set; if the device may be at fault, start the "
-                    "same run again, which repeats the steps since the last good checkpoint: "
-                    f"{latest() or 'none yet'}",
-                )
-
-    def _none(self) -> Tensor:
-        return torch.zeros(2, device=self._processes.device)
 
 
 def count_positions(batch: Batch) -> int:

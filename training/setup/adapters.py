@@ -49,7 +49,7 @@ def merged(drafter: JakiroDrafter) -> JakiroDrafter:
     """Return a drafter with its adapters merged into its weights.
 
     A drafter without adapters is returned unchanged. If there are adapters, a new drafter is
-    returned, and the given drafter must not be used afterwards.
+    returned, and of the given drafter, only the adapters can be used afterwards.
     """
     source: Any = drafter
     layers = [layer for layer in drafter.modules() if isinstance(layer, LoraLayer)]
@@ -80,7 +80,6 @@ def save_adapters(drafter: JakiroDrafter, folder: Path, base: str) -> None:
 
 
 def adapted_names(drafter: JakiroDrafter, settings: LoraSettings) -> set[str]:
-    """Return the names of the layers that get adapters."""
     all_names = [name for kind in adaptable(drafter) for name in kind]
     if settings.targets is None:
         return {name for name in all_names if not name.endswith("router")}
