@@ -89,7 +89,6 @@ def _standard(target: TargetAdapter) -> str:
 
 
 def _named(name: str, target: TargetAdapter) -> str:
-    """Return the sections of a file in `configs/drafters`, fitted to a target."""
     names = sorted(
         path_of.removeprefix("drafters/") for path_of in config_names() if "drafters/" in path_of
     )
@@ -141,11 +140,7 @@ def fused_states(num_hidden_states: int | None) -> tuple[int, int, int] | None:
 
 
 def attention_form(target: TargetAdapter) -> dict[str, str | bool]:
-    """Return the settings with which a trunk's attention has the form of the target's last layer.
-
-    Returns:
-        `attention_bias` and `qk_norm` in `drafter.trunk`, where they differ from the defaults.
-    """
+    """Return settings that give a trunk's attention the form of the target's last layer."""
     shapes = {
         ".".join(name.split(".")[-2:]): tuple(parameter.shape)
         for name, parameter in layers_of(target)[-1].named_parameters()

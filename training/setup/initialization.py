@@ -115,7 +115,6 @@ def is_fitted(settings: TrainSettings, target: TargetAdapter) -> bool:
 
 
 def _layer_index(settings: TrainSettings) -> int:
-    """Return the index of the last layer that the trunk's attention starts from."""
     index = settings.initialize.attention_layer
     return index if isinstance(index, int) else replaced_layer(settings.drafter)
 

@@ -55,7 +55,6 @@ class DrafterInputs(NamedTuple):
 
 
 def read_positions(drafter: JakiroDrafter, target: TargetAdapter, batch: Batch) -> DrafterInputs:
-    """Return the drafter's inputs at each position, and the feature that it learns to predict."""
     feature_input, settings = drafter.trunk.feature_input, drafter.config.settings
     assert feature_input is not None
     dtype = drafter.dtype
@@ -140,10 +139,6 @@ class _Sums(NamedTuple):
     predicted: Tensor  # products of h' and the state that the drafter learns to predict
     units: Tensor  # squares of the units' activations; empty if units are not observed
 
-    def __add__(self, other: object) -> "_Sums":
-        assert isinstance(other, _Sums)
-        return _Sums(*(mine + theirs for mine, theirs in zip(self, other, strict=True)))
-
 
 @torch.no_grad()
 def fit_layers(
@@ -168,15 +163,18 @@ def fit_layers(
     sums: list[_Sums] = []
     for batch in batches:
         of_batch = _sums_of(drafter, target, layers, downs, batch.to(target.device))
-        sums = list(map(add, sums, of_batch)) if sums else of_batch
+        pairs = zip(sums, of_batch, strict=True)
+        sums = [_Sums(*map(add, *pair)) for pair in pairs] if sums else of_batch
     if not all(bool(part.isfinite().all()) for layer in sums for part in layer):
         raise NumericalError(
             "hidden states of the target are not finite on the first training sequences",
             remedy="choose another target.dtype, or set initialize.fit_tokens to 0",
         )
     scale, hidden = _scale_of(sums[-1]), target.spec.hidden_size
-    pairs = zip(sums, feed_forwards, strict=True)
-    return [_solve(of_layer, scale, hidden, feed_forward) for of_layer, feed_forward in pairs]
+    return [
+        _solve(of_layer, scale, hidden, feed_forward)
+        for of_layer, feed_forward in zip(sums, feed_forwards, strict=True)
+    ]
 
 
 def _sums_of(

@@ -5,7 +5,7 @@ features (`training.setup.layer_fit`). The keys and values of a block's memory t
 the target's layers, where a layer's memory is the input of the target's layer in its place.
 """
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 
 import torch
 from torch import nn
@@ -65,7 +65,6 @@ def start_memory(drafter: JakiroDrafter, own: Sequence[int]) -> None:
 
 
 def _project_to_mean(output: nn.Linear, states: Sequence[int]) -> None:
-    """Make the output the mean of some of the states that are its input."""
     width = output.weight.shape[0]
     if output.weight.shape[1] % width:
         return
@@ -105,31 +104,22 @@ def start_from(trunk: Trunk, attentions: Sequence[LayerAttention]) -> None:
 
 
 def _copy_optional(layer: SelfAttention, attention: LayerAttention) -> None:
-    """Copy biases and norms of heads, which only some trunks and some layers have."""
-    copied: list[str] = []
-    if layer.project.bias is not None:
-        layer.project.bias.copy_(attention.bias)
-        copied += [f"{name}_proj.bias" for name in "qkv"]
-    if layer.output.bias is not None:
-        layer.output.bias.copy_(attention.output_bias)
-        copied.append("o_proj.bias")
+    pairs = [(layer.project, attention.bias), (layer.output, attention.output_bias)]
+    for linear, bias in pairs:
+        if linear.bias is not None:
+            linear.bias.copy_(bias)
+    without = ["attention_bias"] * any(part.bias is None and bias.any() for part, bias in pairs)
     if attention.head_gains is not None:
-        norms = (layer.query_norm, layer.key_norm)
-        for name, norm, gain in zip("qk", norms, attention.head_gains, strict=True):
+        for norm, gain in zip(
+            (layer.query_norm, layer.key_norm), attention.head_gains, strict=True
+        ):
             if norm is not None:
                 norm.weight.copy_(gain)
-                copied.append(f"{name}_norm.weight")
-    _warn_of_left_behind("drafter.trunk", attention.left_behind, copied)
-
-
-def _warn_of_left_behind(
-    part: str, left_behind: Iterable[str], copied: Collection[str] = ()
-) -> None:
-    """Warn about a layer's parameters that have no counterpart in a part of the drafter."""
-    if names := [name for name in left_behind if name not in copied]:
+        without += ["qk_norm"] * (layer.query_norm is None)
+    if without:
         _logger.warning(
-            f"{part} has no counterpart for these parameters of the target's layer, and starts "
-            f"without them: {', '.join(names)}"
+            f"the drafter starts without a part of the target's attention; {' and '.join(without)} "
+            "in drafter.trunk would keep it"
         )
 
 
@@ -150,8 +140,6 @@ def start_as_layers(
     last, count = replaced_layer(drafter.config.settings), len(layers_of(target))
     indices = range(last + 1 - len(drafter.trunk.self_attentions), last + 1)
     networks = [read_feed_forward(target, index) for index in indices]
-    if networks[-1] is not None:
-        _warn_of_left_behind("drafter.experts", networks[-1].left_behind)
     _logger.info("fitting the drafter's input, for which the target reads training data")
     fits = fit_layers(drafter, target, indices, networks, batches)
     num_units = scale_to_features(drafter, networks, fits, seed, views_layer)
@@ -179,12 +167,6 @@ def scale_to_features(
     Each channel of this stream is `fit.scale` times as large as in the target. Therefore, gains of
     norms are divided by `fit.scale`, and outputs are multiplied by it. A layer has neither a second
     attention nor a feed-forward network before it, so their outputs are 0 at first.
-
-    Args:
-        networks: feed-forward weights of each layer; None to leave those of the drafter unchanged.
-
-    Returns:
-        The number of feed-forward units that are copied to each expert.
     """
     trunk, cross = drafter.trunk, drafter.trunk.cross_attention
     start_join(drafter, fits[0])
@@ -215,7 +197,6 @@ def _scale(layer: SelfAttention | CrossAttention, fit: LayerFit, is_silent: bool
 
 
 def start_join(drafter: JakiroDrafter, fit: LayerFit) -> None:
-    """Set the matrix that joins tokens and features, and the encoder of fused states."""
     assert drafter.trunk.feature_input is not None
     join = drafter.trunk.feature_input.join
     assert join is not None
@@ -279,7 +260,6 @@ def start_experts(
 
 
 def _start_feed_forward(part: FeedForward, network: LayerFeedForward, fit: LayerFit) -> None:
-    """Copy the strongest units of a layer's feed-forward network."""
     assert fit.strengths is not None
     width = part.down.in_features
     kept = fit.strengths.argsort(descending=True)[:width]

@@ -25,7 +25,6 @@ _RIDGE = 0.03  # penalty, as a share of the mean square of each kind of input
 
 @torch.no_grad()
 def start_path(drafter: JakiroDrafter, target: TargetAdapter, batches: Iterable[Batch]) -> None:
-    """Set the matrices of the parallel levels to the least-squares solution."""
     path = drafter.path_features
     assert path is not None
     products: list[Tensor | float] = [0.0] * len(path.shifts)

@@ -42,22 +42,16 @@ _MANY_EPOCHS = 10  # a run of more epochs mostly repeats what it has learned
 
 
 def load_model(settings: TargetSettings) -> PreTrainedModel:
-    """Load the target in the dtype that the settings name."""
     return pretrained.load_causal_lm(settings.name_or_path, dtype=settings.dtype, remedy=_REMEDY)
 
 
 def load_tokenizer(settings: TargetSettings) -> PreTrainedTokenizerBase:
-    """Load the target's tokenizer."""
     what = "the tokenizer of the target"
     return pretrained.load_tokenizer(settings.name_or_path, what, remedy=_REMEDY)
 
 
 def vocab_size_of(settings: TargetSettings, model: CausalLM | None = None) -> int:
-    """Return the number of tokens in the target's vocabulary, without loading its weights.
-
-    Args:
-        model: the loaded target; None to load only its config.
-    """
+    """Return the number of tokens in the target's vocabulary, without loading its weights."""
     if model is not None:
         return int(model.config.get_text_config().vocab_size)
     config = pretrained.load_config(settings.name_or_path, "the target", remedy=_REMEDY)
@@ -117,12 +111,7 @@ def _require_same_shapes(name: str, start: JakiroDrafter, config: JakiroConfig) 
 
 @dataclass(frozen=True)
 class RunInputs:
-    """The inputs of a run, loaded completely and checked against each other.
-
-    Attributes:
-        draft_ids: ids of the tokens that the drafter drafts; None for all tokens.
-        start: drafter that provides the initial weights; None if no other drafter provides them.
-    """
+    """The inputs of a run, loaded completely and checked against each other."""
 
     settings: TrainSettings
     target: TargetAdapter

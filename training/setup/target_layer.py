@@ -1,7 +1,7 @@
 """The weights of one layer of a target, converted to the form of the drafter's layers."""
 
-from collections.abc import Collection, Iterator
-from contextlib import contextmanager
+from collections.abc import Collection
+from copy import deepcopy
 from typing import Any, NamedTuple
 
 import torch
@@ -42,17 +42,15 @@ def matrix_of(linear: nn.Module) -> Tensor:
     weight: Tensor = linear.weight  # type: ignore[assignment]
     if not isinstance(linear, BaseTunerLayer) or weight.dtype not in FLOATS:
         return weight
-    units = torch.eye(weight.shape[1], dtype=weight.dtype, device=weight.device)
-    with _without_bias(linear.get_base_layer()):  # subtracting a bias would cost precision
-        return (linear(units) - linear(torch.zeros_like(units[:1]))).T
+    if linear.disable_adapters:
+        return weight
+    whole: Any = deepcopy(linear)
+    whole.merge()
+    return whole.get_base_layer().weight.detach()
 
 
 def gain_of(norm: nn.Module | None, like: Float[Tensor, "_ hidden"]) -> Float[Tensor, " hidden"]:
-    """Return the gain of each channel of a norm, whatever the form of its weight.
-
-    Args:
-        like: a tensor whose last axis has the length of the gain, with the gain's dtype and device.
-    """
+    """Return the gain of each channel of a norm, whatever the form of its weight."""
     count = like.shape[1]
     if norm is None:
         return like.new_ones(count)
@@ -60,27 +58,6 @@ def gain_of(norm: nn.Module | None, like: Float[Tensor, "_ hidden"]) -> Float[Te
     # adding an epsilon does not change this mean square, and its root is exact.
     signs = 1.0 - 2.0 * (torch.arange(count, device=like.device) % 2).to(like.dtype)
     return (norm(64 * signs) - norm(-64 * signs)) / 2 * signs
-
-
-@contextmanager
-def _without_bias(linear: Any) -> Iterator[None]:
-    bias = linear.bias
-    linear.bias = None
-    try:
-        yield
-    finally:
-        linear.bias = bias
-
-
-def left_behind_by(
-    part: nn.Module, linears: Collection[str], norm: nn.Module | None
-) -> tuple[str, ...]:
-    """Return the names of parameters that neither `matrix_of` nor `gain_of` reads."""
-    # In a layer with adapters, PEFT stores the original layer as `base_layer`.
-    names = [name.replace("base_layer.", "") for name, _ in part.named_parameters()]
-    others = [name for name in names if name.split(".")[0] not in linears or name.endswith(".bias")]
-    of_norm = [] if norm is None else [name for name, _ in norm.named_parameters()]
-    return (*others, *(f"norm.{name}" for name in of_norm if name != "weight"))
 
 
 @torch.no_grad()
@@ -136,8 +113,6 @@ class LayerAttention(NamedTuple):
         bias: bias of queries, keys and values, in this order; zeros where a layer has none.
         head_gains: gains of the norms of each query and of each key; None if the layer has no such
             norms, or norms over all heads together.
-        left_behind: names of parameters that only some trunks have, such as biases and norms of
-            heads, or that no trunk has.
     """
 
     query: Float[Tensor, "queries hidden"]
@@ -148,12 +123,10 @@ class LayerAttention(NamedTuple):
     bias: Float[Tensor, " projected"]
     output_bias: Float[Tensor, " hidden"]
     head_gains: tuple[Float[Tensor, " dim"], Float[Tensor, " dim"]] | None
-    left_behind: tuple[str, ...]
 
 
 @torch.no_grad()
 def read_attention(target: TargetAdapter, index: int, heads: AttentionShape) -> LayerAttention:
-    """Return the attention weights of a layer of the target."""
     number = _number(target, index)
     layer = layers_of(target)[number]
     attention = _attention_in(layer, number)
@@ -181,12 +154,10 @@ def read_attention(target: TargetAdapter, index: int, heads: AttentionShape) -> 
         bias=torch.cat((query_bias * factor, key_bias, value_bias)),
         output_bias=output_bias * residual_factor_of(layer),
         head_gains=None if gains is None else (gains[0] * factor, gains[1]),
-        left_behind=left_behind_by(attention, _PROJECTIONS, norm),
     )
 
 
 def _number(target: TargetAdapter, index: int) -> int:
-    """Return the number, from 0, of a layer that has keys and values of its own."""
     count = int(target.config.num_hidden_layers)
     if not -count <= index < count:
         raise ConfigError(
@@ -201,7 +172,6 @@ def _number(target: TargetAdapter, index: int) -> int:
 
 
 def layers_of(target: TargetAdapter) -> nn.ModuleList:
-    """Return the target's layers."""
     count = int(target.config.num_hidden_layers)
     parts = target.model.get_decoder().modules()
     return next(part for part in parts if isinstance(part, nn.ModuleList) and len(part) == count)
@@ -216,9 +186,7 @@ def _attention_in(layer: nn.Module, number: int) -> nn.Module:
     for part in layer.modules():
         if have_matrices(part, _PROJECTIONS):
             return part
-    names = [name for name, part in layer.named_modules() if hasattr(part, "weight")]
-    got = f"{type(layer).__name__} with {', '.join(names[:6])}, ..."
-    raise _unusable(number, "four matrices " + ", ".join(_PROJECTIONS), got)
+    raise _unusable(number, "four matrices " + ", ".join(_PROJECTIONS))
 
 
 def _check_heads(
@@ -230,9 +198,7 @@ def _check_heads(
     expected = [(query_width, hidden), *[(kv_width, hidden)] * 2, (hidden, query_width)]
     are_floats = all(matrix.dtype in FLOATS for matrix in matrices)
     if not are_floats or [tuple(matrix.shape) for matrix in matrices] != expected:
-        got = ", ".join(f"{tuple(matrix.shape)} of {matrix.dtype}" for matrix in matrices)
-        fitting = "floating-point matrices that fit the keys and values in the cache"
-        raise _unusable(number, fitting, got)
+        raise _unusable(number, "floating-point matrices that fit the keys and values in the cache")
     wanted = {
         "num_heads": query_width // shape.key_dim,
         "num_kv_heads": shape.num_kv_heads,
@@ -269,7 +235,6 @@ def _head_gains(
 
 
 def _bias_of(linear: nn.Module) -> Tensor:
-    """Return the bias of a linear layer, zeros if it has none."""
     base: Any = linear.get_base_layer() if isinstance(linear, BaseTunerLayer) else linear
     weight, bias = base.weight, getattr(base, "bias", None)
     if isinstance(bias, Tensor):
@@ -284,11 +249,10 @@ def _score_factor(attention: nn.Module, head_dim: int) -> float:
     return float(getattr(attention, "scaling", usual)) / usual
 
 
-def _unusable(number: int, expected: str, got: str | None = None) -> ConfigError:
+def _unusable(number: int, expected: str) -> ConfigError:
     return ConfigError(
         f"the trunk's attention cannot be initialized from layer {number} of the target",
         expected=expected,
-        got=got,
         remedy="set initialize.attention_layer to another layer or to null",
     )
 
@@ -300,7 +264,6 @@ class LayerFeedForward(NamedTuple):
     up: Float[Tensor, "units hidden"]
     down: Float[Tensor, "hidden units"]
     gain: Float[Tensor, " hidden"]
-    left_behind: tuple[str, ...]
     module: nn.Module
 
 
@@ -327,6 +290,5 @@ def read_feed_forward(target: TargetAdapter, index: int) -> LayerFeedForward | N
         up=up,
         down=down * residual_factor_of(layer),
         gain=gain_of(norm, gate),
-        left_behind=left_behind_by(part, _FEED_FORWARD_PROJECTIONS, norm),
         module=part.down_proj,
     )
