@@ -102,12 +102,7 @@ class TwoByTwo(Settings):
 
 
 class StudyResults(Settings):
-    """All results of a study.
-
-    Attributes:
-        interactions: interactions for every temperature; empty unless the study contains all four
-            arms of a 2 x 2 comparison.
-    """
+    """All results of a study."""
 
     seeds: int
     prompts: int
@@ -121,9 +116,6 @@ def find_cells(arms: Mapping[str, TrainSettings]) -> dict[str, str] | None:
 
     The base must be one of the four. If several arms have both experts and contrastive loss, the
     first one that is part of such a comparison counts.
-
-    Returns:
-        Names by the fields of `TwoByTwo`, from `both` to `neither`.
     """
     fields = {
         (True, True): "both",
@@ -141,7 +133,6 @@ def find_cells(arms: Mapping[str, TrainSettings]) -> dict[str, str] | None:
 
 
 def two_by_two(cells: Mapping[str, str], temperature: float, rates: Mapping[str, Rate]) -> TwoByTwo:
-    """Return the effects of experts and contrastive loss, and the interaction, as ratios of tau."""
     in_order = [rates[name] for name in cells.values()]
     effects = {
         name: product(list(zip(powers, in_order, strict=True)))
@@ -165,12 +156,10 @@ def _is_cell(settings: TrainSettings, both: TrainSettings) -> bool:
 
 
 def _has_both(settings: TrainSettings) -> tuple[bool, bool]:
-    """Return whether an arm has several experts, and whether it has contrastive loss."""
     return settings.drafter.experts.num_experts > 1, settings.objective.contrast_weight > 0
 
 
 def analyse(documents: Mapping[int, ComparisonDocument], arms: Sequence[Arm]) -> StudyResults:
-    """Return the results of a study."""
     methods = next(iter(documents.values())).methods
     prompts = sorted({sample.prompt for sample in methods[0].samples})
     cells = find_cells({arm.name: arm.settings for arm in arms})

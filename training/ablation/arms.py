@@ -43,25 +43,16 @@ class Arm:
     Attributes:
         parameters: number of trainable parameters; 0 until the arm has its expert width.
         width_before: expert width in the arm's settings, before it was changed.
-        records: for each seed, the record of a finished training: settings, provenance, progress
-            and evaluation.
     """
 
     name: str
     settings: TrainSettings
     parameters: int = 0
     width_before: int = 0
-    records: tuple[Mapping[str, Any], ...] = ()
 
     @property
     def width(self) -> int:
-        """The intermediate size of an expert."""
         return self.settings.drafter.experts.intermediate_size
-
-    @property
-    def evaluations(self) -> list[Mapping[str, Any]]:
-        """The evaluation of the drafter, for each seed."""
-        return [record["evaluation"] for record in self.records]
 
 
 def read_arms(
@@ -179,11 +170,7 @@ def num_active_parameters(settings: DrafterSettings, target: TargetRecord) -> in
 def _fit_size(
     arm: Arm, drafter: DrafterSettings, goal: int, target: TargetRecord, any_size: bool
 ) -> Arm:
-    """Return an arm with a fitting expert width.
-
-    Args:
-        drafter: settings of the arm's drafter, with the draft vocabulary of the data.
-    """
+    """Return an arm with a fitting expert width."""
     count = num_active_parameters(drafter, target)
     # The number of parameters is linear in the width, and constant if there are no experts.
     wider = _with_experts(drafter, intermediate_size=arm.width + 1)

@@ -4,8 +4,7 @@ import json
 import subprocess
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from functools import cached_property
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +13,6 @@ from rich.console import Console
 from inference.benchmark.document import ComparisonDocument, read_document
 from inference.benchmark.settings import AUTOREGRESSIVE, DRAFTER
 from inference.generation.prompt_file import distinct, prompt_of, read_prompts
-from jakiro.config import JakiroConfig
 from jakiro.errors import ConfigError, JakiroError
 from jakiro.utils.files import checksum, ensure_writable_folder, fingerprint, write_atomically
 from jakiro.utils.logs import get_logger
@@ -33,11 +31,7 @@ _logger = get_logger(__name__)
 
 @dataclass(frozen=True)
 class ArmRun:
-    """A training run of one arm with one seed.
-
-    Attributes:
-        seed: seed of the initial weights, the order of the sequences, and the anchors.
-    """
+    """A training run of one arm with one seed."""
 
     arm: str
     seed: int
@@ -46,11 +40,6 @@ class ArmRun:
     @property
     def folder(self) -> RunFolder:
         return RunFolder(self.settings.run_folder)
-
-    @cached_property
-    def record(self) -> dict[str, Any]:
-        """The record of a finished training: settings, provenance, progress and evaluation."""
-        return JakiroConfig.from_pretrained(self.folder.drafter).record or {}
 
 
 def runs_of(arms: Sequence[Arm], num_seeds: int, folder: Path) -> list[ArmRun]:
@@ -222,11 +211,7 @@ class Study:
             )
             for seed in dict.fromkeys(run.seed for run in self.runs)
         }
-        arms = [
-            replace(arm, records=tuple(run.record for run in self.runs if run.arm == arm.name))
-            for arm in self.arms
-        ]
-        results = analyse(documents, arms)
+        results = analyse(documents, self.arms)
         console = Console(record=True)
         facts = {"settings": self.settings.model_dump(mode="json"), "provenance": provenance()}
         write_atomically(folder / "results.json", results.model_dump_json(indent=1) + "\n")
