@@ -12,7 +12,11 @@ from jakiro.experts import ExpertsOutput
 from jakiro.target.adapter import TargetAdapter
 from jakiro.target.cache import SlotCache
 from jakiro.target.tail import TargetTail
-from training.loss.accepted_length import AcceptedLength, with_accept_rates
+from training.loss.accepted_length import (
+    text_probs_on_batch,
+    with_accept_rates,
+    with_accepted_length,
+)
 from training.loss.batch import Batch, TargetView, look_at_target, states_kept
 from training.loss.drafting import draft_all_positions
 from training.loss.heads import Heads
@@ -57,7 +61,6 @@ class TargetReader:
         self._caches: dict[int, SlotCache] = {}  # key: number of sequences in a batch
 
     def view(self, batch: Batch) -> TargetView:
-        """Return the target's outputs for a batch, in the drafter's dtype."""
         if self._target_states is not None:
             return self._read(batch, self._target_states).to(self.dtype)
         cache = self._cache_for(batch.token_ids.shape[0])
@@ -66,7 +69,6 @@ class TargetReader:
 
     @torch.no_grad()
     def _read(self, batch: Batch, target_states: TargetStateStore) -> TargetView:
-        """Return the target's outputs for a batch, computed from the states on disk."""
         target = self._target
         numbers = batch.sequence_ids.tolist()
         stored = target_states.read(numbers)
@@ -146,9 +148,9 @@ class TrainingModule(nn.Module):
                 registered in this module.
         """
         heads = reader.heads.at(self.settings.token_temperature)
-        length = AcceptedLength(self.settings, reader.heads, batch, self._is_rolled_out)
+        chunk_size, of_text = self.settings.chunk_size, []
         num_levels = 1 + self.drafter.config.settings.schedule.parallel_levels
-        normalizers = shared_normalizers(view, batch, heads, num_levels, self.settings.chunk_size)
+        normalizers = shared_normalizers(view, batch, heads, num_levels, chunk_size)
         terms, accept = [], []
         outputs = draft_all_positions(self.drafter, view, batch, reader.tail, **self._computation)
         for sample, output in enumerate(outputs):
@@ -157,21 +159,21 @@ class TrainingModule(nn.Module):
             sums, rates = drafter_loss(output, goals, batch, sample, heads, self.settings)
             terms.append(sums)
             accept.append(rates)
-            length.add(output, sample)
+            if self.settings.accepted_length_weight:
+                found = text_probs_on_batch(output, sample, batch, reader.heads, chunk_size)
+                of_text.append(found)
             on_output(sample, output)
         summed = (torch.stack(column).sum(dim=0) for column in zip(*terms, strict=True))
         whole = LossTerms(*summed)
         if not torch.is_grad_enabled():
             whole = with_accept_rates(whole, accept, batch, self._crosses_samples)
-        return length.added_to(whole)
+        if of_text:
+            whole = with_accepted_length(whole, of_text, batch, self.settings, self._is_rolled_out)
+        return whole
 
 
 class Meter:
-    """Adds up loss terms on the device; the host waits only when it reads the sums.
-
-    Args:
-        num_depths: number of depths of draft paths, whose acceptance is measured in evaluation.
-    """
+    """Adds up loss terms on the device; the host waits only when it reads the sums."""
 
     def __init__(
         self, processes: Processes, num_levels: int, num_experts: int, num_depths: int = 1
@@ -183,7 +185,6 @@ class Meter:
         self._sums = self._zeros()
 
     def add(self, terms: LossTerms, num_tokens: int) -> None:
-        """Add the loss terms of a micro-batch."""
         columns = [column.detach().reshape(-1).double() for column in terms]
         self._sums += torch.cat([*columns, torch.full_like(columns[0], num_tokens)])
 

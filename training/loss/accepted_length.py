@@ -40,12 +40,7 @@ from training.loss.vocab_losses import at_token
 def expected_accepted_length(
     log_probs: Float[Tensor, "n depths"], exists: Bool[Tensor, "n depths"], children: int
 ) -> Float[Tensor, " n"]:
-    """Return `a_1 + a_1 a_2 + ...` for each of n texts.
-
-    Args:
-        log_probs: draft log-probability of each token of a text, given those before it.
-        children: number k of candidates below each node.
-    """
+    """Return `a_1 + a_1 a_2 + ...` for each of n texts."""
     hit = 1 - (1 - log_probs.exp().clamp(max=1)).pow(children)
     return torch.where(exists, hit, 0).cumprod(dim=1).sum(dim=1)
 
@@ -93,10 +88,6 @@ def draft_paths(
 
     With other anchors, those of neighboring positions differ, so that a path consists only of the
     levels of one position, and each sample has paths of its own.
-
-    Args:
-        samples: the values of each anchor sample.
-        crosses_samples: whether the anchors of sample s have the distance s + 1.
     """
     trees = [samples] if crosses_samples else [[sample] for sample in samples]
     paths = []
@@ -129,9 +120,6 @@ def with_accept_rates(
     at depth d of the path is accepted, and the text stands for the accepted tokens. A path ends
     before the first depth that does not exist. Only paths of full length count for the tokens of a
     step.
-
-    Args:
-        accept: the probabilities for each anchor sample.
     """
     paths = draft_paths(accept, batch, crosses_samples)
     probs, exists = (torch.cat(column) for column in zip(*paths, strict=True))
@@ -145,45 +133,30 @@ def with_accept_rates(
     )
 
 
-class AcceptedLength:
-    """The term of a batch, whose trees take candidates from one or several anchor samples.
+def text_probs_on_batch(
+    output: ExpertsOutput, sample: int, batch: Batch, heads: Heads, chunk_size: int
+) -> Float[Tensor, "batch length levels"]:
+    """Return the draft log-probability of the text's next token at each position and level."""
+    # No value depends on the target's features.
+    examples = gather_examples(output, output.features[:, :, 0, 0], batch, sample, 1.0)
+    return on_batch(text_log_probs(examples, heads, chunk_size), examples, batch)
 
-    The trees' paths are those of `draft_paths`, which cross samples in a rollout.
 
-    Args:
-        settings: weights of the objective; if that of the length is 0, nothing is computed.
-    """
-
-    def __init__(
-        self, settings: ObjectiveSettings, heads: Heads, batch: Batch, is_rolled_out: bool
-    ) -> None:
-        self._settings, self._heads, self._batch = settings, heads, batch
-        self._is_rolled_out = is_rolled_out
-        self._log_probs: list[Tensor] = []  # of each anchor sample, [batch, length, levels]
-
-    def add(self, output: ExpertsOutput, sample: int) -> None:
-        """Add an anchor sample."""
-        if not self._settings.accepted_length_weight:
-            return
-        # No value depends on the target's features.
-        examples = gather_examples(output, output.features[:, :, 0, 0], self._batch, sample, 1.0)
-        of_text = text_log_probs(examples, self._heads, self._settings.chunk_size)
-        self._log_probs.append(on_batch(of_text, examples, self._batch))
-
-    def added_to(self, terms: LossTerms) -> LossTerms:
-        """Return the loss terms of all anchor samples, with this term subtracted from the loss."""
-        if not self._log_probs:
-            return terms
-        settings, samples = self._settings, self._log_probs
-        paths = draft_paths(samples, self._batch, self._is_rolled_out)
-        lengths = [
-            expected_accepted_length(*path, settings.accepted_length_children) for path in paths
-        ]
-        total = torch.stack(lengths).sum()
-        # The step divides by the number of positions of all samples, several of which a tree spans.
-        weight = settings.accepted_length_weight * len(samples) / len(paths)
-        return terms._replace(
-            total=terms.total - weight * total,
-            accepted_length=total.detach(),
-            num_trees=torch.stack([exists[:, 0] for _, exists in paths]).sum().float(),
-        )
+def with_accepted_length(
+    terms: LossTerms,
+    samples: Sequence[Float[Tensor, "batch length levels"]],
+    batch: Batch,
+    settings: ObjectiveSettings,
+    crosses_samples: bool,
+) -> LossTerms:
+    """Return the loss terms, from which the expected accepted length is subtracted."""
+    paths = draft_paths(samples, batch, crosses_samples)
+    lengths = [expected_accepted_length(*path, settings.accepted_length_children) for path in paths]
+    total = torch.stack(lengths).sum()
+    # The step divides by the number of positions of all samples, several of which a tree spans.
+    weight = settings.accepted_length_weight * len(samples) / len(paths)
+    return terms._replace(
+        total=terms.total - weight * total,
+        accepted_length=total.detach(),
+        num_trees=torch.stack([exists[:, 0] for _, exists in paths]).sum().float(),
+    )

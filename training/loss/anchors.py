@@ -81,8 +81,8 @@ class AnchorRule:
                 return sample_anchors(starts, self.num_levels, (*seed, sample), self.near_share)
             case "blocks":
                 return sample_blocks(starts, self.num_levels, (*seed, sample), self.near_share)
-            case "previous":
-                return previous_anchors(starts)
+            case "previous":  # ordinary teacher forcing
+                return ttt_anchors(starts, 1)
             case _:
                 return ttt_anchors(starts, 1 + sample)
 
@@ -98,11 +98,6 @@ def sample_anchors(
     The distance d is uniform on 1..num_levels for most positions (85% by default) and log-uniform
     up to 512 for the rest. The first token of a document is its own anchor (d = 0). Because this
     never occurs in decoding, the position carries no loss.
-
-    Args:
-        seed: seed of the random numbers, such as (seed, epoch, sequence, sample), which must be the
-            same on every process.
-        near_share: share of the positions whose d is uniform.
     """
     random = np.random.default_rng(np.random.SeedSequence(seed))
     count = len(document_starts)
@@ -125,9 +120,6 @@ def sample_blocks(
     The block length of a document is num_levels for most documents (85% by default), and
     log-uniform between num_levels and 512 for the rest. A random offset shifts the blocks of each
     document.
-
-    Args:
-        near_share: share of the documents whose block length is `num_levels`.
     """
     random = np.random.default_rng(np.random.SeedSequence(seed))
     firsts, document = np.unique(document_starts, return_inverse=True)
@@ -138,15 +130,6 @@ def sample_blocks(
     offset = np.arange(len(document_starts)) - document_starts + phase[document]
     begin = np.arange(len(document_starts)) - offset % period[document]
     return np.maximum(document_starts, begin - 1)
-
-
-def previous_anchors(document_starts: Indices) -> Indices:
-    """For each index i, return the anchor `max(document start, i - 1)` (ordinary teacher forcing).
-
-    With these anchors, a drafter never learns to draft further than one token beyond the last
-    verified token.
-    """
-    return np.maximum(document_starts, np.arange(len(document_starts)) - 1)
 
 
 def ttt_anchors(document_starts: Indices, distance: int) -> Indices:
@@ -165,10 +148,6 @@ def root_anchors(
     """Return the anchor i - 1 for `count` random roots i of blocks, and i for all other indices.
 
     The next token of a root is a token of a response. A block trunk drafts at roots only.
-
-    Args:
-        is_response: whether each token belongs to a response, shape [length]; None if all do.
-        count: largest number of roots; None for all possible ones.
     """
     index = np.arange(len(document_starts))
     is_next = np.ones(len(index) - 1, bool) if is_response is None else is_response[1:]
@@ -198,10 +177,6 @@ def with_far_anchors(
         index       0   1   2   3   4   5   6
         before      0   0   1   1   3   4   4
         after       0   0   1   2   2   2   2
-
-    Args:
-        anchors: anchors of a sequence, shape [length].
-        is_response: whether each token belongs to a response, shape [length]; None if unknown.
     """
     random = np.random.default_rng(np.random.SeedSequence(seed))
     result = anchors.copy()

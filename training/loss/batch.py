@@ -54,7 +54,6 @@ class Batch:
     roots: Int[Tensor, "sequences roots"] = field(default_factory=lambda: torch.empty(0, 0).long())
 
     def to(self, device: torch.device) -> "Batch":
-        """Return the batch on `device`."""
         parts = {part.name: getattr(self, part.name).to(device) for part in fields(self)}
         return type(self)(**(parts | {"sequence_ids": self.sequence_ids}))
 
@@ -97,24 +96,18 @@ class Normalizers(NamedTuple):
     enough for a loss, which saves time if several passes or levels predict the same position, or if
     the normalizers are stored on disk. In half precision, a logit may be rounded differently in a
     matrix product with fewer rows, so that the probabilities may sum to slightly more than 1.
-
-    Attributes:
-        log_sum: logarithm of the sum of exp(logit) over the whole vocabulary.
     """
 
     log_sum: Float[Tensor, "*positions"]
     best: Int[Tensor, "*positions"]
 
     def at(self, *indices: Tensor) -> "Normalizers":
-        """Return the normalizers of the positions at `indices`."""
         return Normalizers(self.log_sum[indices], self.best[indices])
 
     def to(self, device: torch.device) -> "Normalizers":
-        """Return the normalizers on `device`."""
         return Normalizers(*(part.to(device) for part in self))
 
     def level(self, level: int) -> "Normalizers":
-        """Return the normalizers of one level, the last dimension of the positions."""
         return Normalizers(self.log_sum[..., level], self.best[..., level])
 
 
@@ -209,7 +202,6 @@ class TargetView(NamedTuple):
     normalizers: Normalizers | None = None
 
     def to(self, dtype: torch.dtype) -> "TargetView":
-        """Return the view in `dtype`; normalizers and states of tail layers keep their dtypes."""
         return self._replace(
             features=self.features.to(dtype),
             state=self.state.to(dtype),

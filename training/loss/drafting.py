@@ -310,7 +310,6 @@ def through_tail(
 def _roll_through_tail(
     output: ExpertsOutput, tail: TargetTail, batch: Batch, sample: int, cache: JoinedCache
 ) -> ExpertsOutput:
-    """Return the output of one rollout pass after the tail layers; all passes share `cache`."""
     index = torch.arange(batch.token_ids.shape[1], device=batch.token_ids.device)
     verified = same_document(batch.documents) & (index <= batch.anchors[:, sample, :, None])
     visible = [verified, *_own_passes(batch, sample + 1)]

@@ -38,14 +38,12 @@ class Heads(NamedTuple):
 
     @classmethod
     def of(cls, head: DraftHead) -> "Heads":
-        """Return the heads that belong to the drafter's head."""
         whole, of_target = DraftHead(head.target, None).logits, head.target.head
         drafted = _drafted_by_target(head)
         num_tokens = of_target.out_features if type(of_target) is nn.Linear else 0
         return cls(whole, head.logits, head.token_ids, head.parameters, drafted, num_tokens)
 
     def at(self, temperature: float) -> "Heads":
-        """Return the same heads for distributions at another temperature."""
         return self._replace(temperature=temperature)
 
     @property
@@ -116,7 +114,6 @@ class Heads(NamedTuple):
         return self._divide(log_probs).log_softmax(dim=-1).clamp(min=LOWEST)
 
     def _divide(self, values: Tensor) -> Tensor:
-        """Return logits or log-probabilities divided by the temperature, unless it is 0."""
         return values if self.keeps_logits else values / self.temperature
 
 
@@ -135,11 +132,7 @@ def normalizers_of(
     logits: Logits,
     chunk_size: int,
 ) -> Normalizers:
-    """Return the normalizers of the target's distributions; zeros where they are not needed.
-
-    Args:
-        needed: positions at which the drafter learns the target's distribution.
-    """
+    """Return the normalizers of the target's distributions; zeros where they are not needed."""
     result = Normalizers(
         torch.zeros(needed.numel(), device=features.device),
         torch.zeros(needed.numel(), dtype=torch.long, device=features.device),

@@ -28,11 +28,6 @@ def contrastive_loss(
     The positive is the target feature of the same position. The negatives are the target features
     of other valid positions in the same packed sequence, except for positions at which the target's
     most likely token is the same.
-
-    Args:
-        valid: whether the target feature of each position exists; the loss of a position without a
-            target feature is meaningless.
-        temperature: divisor of the cosine similarities.
     """
     pieces = [part.split(sequence_sizes) for part in (predicted, goal, target_best, valid)]
     sequences = zip(*pieces, strict=True)
@@ -55,9 +50,6 @@ class Goals(NamedTuple):
     features from states that the drafter predicts. The regression loss then compares the predicted
     states, instead of the features, with those of the target, unless parallel levels are projected
     from the features (`schedule.parallel_heads` of `transfer`).
-
-    Attributes:
-        state: the target's states at the input of the tail layers.
     """
 
     features: Float[Tensor, "batch length hidden"]
@@ -127,9 +119,6 @@ def drafter_loss(
 
     The second result is the probability that a draft is accepted, at each position and level. The
     sums along draft paths, which may cross samples, are left to `with_accept_rates`.
-
-    Args:
-        goals: features and states of the frozen target, to be predicted at every position.
     """
     examples = gather_examples(
         output, goals.features, batch, sample, settings.distance_decay, goals.normalizers

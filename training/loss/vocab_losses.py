@@ -279,10 +279,6 @@ def at_token(
     """Return `log(w_e p_e(t))` of each component e at one token t per position.
 
     The result is -inf if t is not in `drafted`.
-
-    Args:
-        joint: values of all tokens that may be drafted.
-        drafted: ids of the tokens that may be drafted, in ascending order; None for all tokens.
     """
     indices = tokens
     if drafted is not None:

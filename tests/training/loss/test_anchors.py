@@ -12,7 +12,6 @@ from training.loss.anchors import (
     LONGEST,
     NEAR_SHARE,
     AnchorRule,
-    previous_anchors,
     root_anchors,
     sample_anchors,
     sample_blocks,
@@ -51,11 +50,6 @@ def test_most_distances_are_uniform_over_the_levels_others_log_uniform(num_level
     got = np.bincount(distance, minlength=LONGEST + 1) / len(distance)
     assert distance.max() <= LONGEST
     assert np.abs(got - expected).sum() / 2 < 0.01
-
-
-def test_previous_anchors_are_one_position_back() -> None:
-    starts = np.array([0, 0, 0, 3, 3])
-    assert previous_anchors(starts).tolist() == [0, 0, 1, 3, 3]
 
 
 LENGTHS = st.lists(st.integers(1, 40), min_size=1, max_size=6)
@@ -166,7 +160,7 @@ def test_far_anchors_stay_in_their_document_and_before_their_positions() -> None
     starts = np.repeat([0, 1, 3, 10], [1, 2, 7, 30])
     index = np.arange(40)
     for seed in range(50):
-        far = with_far_anchors(previous_anchors(starts), starts, None, 1.0, (seed,))
+        far = with_far_anchors(ttt_anchors(starts, 1), starts, None, 1.0, (seed,))
         assert (far >= starts).all()
         assert (far[index > starts] < index[index > starts]).all()
         assert (far[index == starts] == index[index == starts]).all()

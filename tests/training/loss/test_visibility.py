@@ -21,7 +21,7 @@ from torch import Tensor
 
 from jakiro.drafter_settings import DrafterSettings
 from jakiro.target.cache import TargetState
-from training.loss.anchors import previous_anchors
+from training.loss.anchors import ttt_anchors
 from training.loss.batch import ROOTS_OF_A_GROUP, Batch, TargetView
 from training.loss.drafting import draft_all_positions, through_tail
 from training.loss.objectives import LossTerms
@@ -129,7 +129,7 @@ def test_a_change_reaches_the_positions_that_may_see_it_and_no_others(
 def test_a_block_does_not_depend_on_the_other_roots_of_its_sequence(name: str) -> None:
     length, few = 3 * ROOTS_OF_A_GROUP, [1, 2, 40, 41, 70]
     tiny = tiny_training(VARIANTS[name])
-    all_roots = previous_anchors(np.zeros(length, dtype=np.int64))
+    all_roots = ttt_anchors(np.zeros(length, dtype=np.int64), 1)
     batch = one_document(torch.randint(0, 61, (1, length)), torch.from_numpy(all_roots))
     index = torch.arange(length)
     is_root = torch.isin(index, torch.tensor(few))
