@@ -58,7 +58,6 @@ class OptimizerSettings(Settings):
     limit."""
 
     def warmup_for(self, num_steps: int) -> int:
-        """Return the number of steps of the warm-up in a run of `num_steps` steps."""
         if self.warmup_steps == "auto":
             return min(_LONGEST_WARMUP, num_steps // 10)
         return self.warmup_steps
@@ -118,11 +117,7 @@ class EvaluationSettings(Settings):
     """Largest number of packed held-out sequences on which losses are measured."""
 
     def interval(self, num_steps: int, batch_size: int, size: int) -> int | None:
-        """Return the number of steps between evaluations; None to evaluate only at the end.
-
-        Args:
-            size: number of sequences and continuations that an evaluation measures.
-        """
+        """Return the number of steps between evaluations; None to evaluate only at the end."""
         if not size or self.every is None:
             return None
         if self.every != "auto":
@@ -300,7 +295,6 @@ class TrainSettings(Settings):
 
 
 def anchor_rule(settings: TrainSettings) -> AnchorRule:
-    """Return the rule that selects the anchors of a run."""
     levels = settings.drafter.schedule.autoregressive_levels
     if settings.drafter.trunk.is_block:
         return AnchorRule("roots", levels, num_roots=settings.batch.block_roots)

@@ -77,7 +77,6 @@ def command(
 
 
 def _devices(count: int, settings: "TrainSettings") -> list[str]:
-    """Return the devices of the processes on this machine."""
     from jakiro.utils.devices import choose_device
 
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")

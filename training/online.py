@@ -58,9 +58,6 @@ def cut(passage: Passage, max_length: int) -> Passage:
 
     The continuation loses its end, but keeps half of `max_length` or what fits after the prompt.
     Then the prompt loses its beginning.
-
-    Args:
-        max_length: largest number of tokens, at least 2.
     """
     room = max(max_length // 2, max_length - passage.prompt_length)
     ids = passage.token_ids[: passage.prompt_length + room]
@@ -121,9 +118,6 @@ class GateResult(NamedTuple):
         """Return whether the new drafter is better beyond noise, without a loss on older prompts.
 
         It must not be worse than the drafter itself either, so that small losses do not add up.
-
-        Args:
-            largest_loss: share of tau that the older half of the prompts may lose.
         """
         return self.low > 1 and self.after >= self.own and self.older >= 1 - largest_loss
 
@@ -134,11 +128,7 @@ class GateResult(NamedTuple):
 
 
 class Drafters(NamedTuple):
-    """Drafters that are compared.
-
-    Attributes:
-        current: drafter in use; the same object as `own` if nothing was learned yet.
-    """
+    """Drafters that are compared."""
 
     own: JakiroDrafter
     current: JakiroDrafter
@@ -151,9 +141,6 @@ def compare_drafters(
     """Compare drafters by greedy decoding, alternately, of prompts that none of them has learned.
 
     All give the same texts, so only the numbers of decoding steps differ.
-
-    Args:
-        held_out: prompts with continuations, the oldest first.
     """
     decoders = {id(drafter): _decoder(target, drafter) for drafter in drafters}
     counts = {key: np.zeros((2, len(held_out))) for key in decoders}  # tokens or steps, prompt
@@ -168,11 +155,7 @@ def compare_drafters(
 
 
 def compare_counts(own: Floats, before: Floats, after: Floats) -> GateResult:
-    """Return the result for numbers of tokens and decoding steps.
-
-    Args:
-        own: tokens and steps of each prompt with the drafter itself [2, prompts].
-    """
+    """Return the result for numbers of tokens and decoding steps."""
     taus = {"own": _tau(own), "before": _tau(before), "after": _tau(after)}
     if own.shape[1] < FEWEST or not own.sum():
         return GateResult(**taus, low=0.0, older=0.0, harm=0.0)
@@ -187,7 +170,6 @@ def compare_counts(own: Floats, before: Floats, after: Floats) -> GateResult:
 
 
 def _low(before: Floats, after: Floats) -> float:
-    """Return the lower end of the 95% interval of the ratio of two taus, over prompts."""
     new, old = (Rate(counts[:1], counts[1:]) for counts in (after, before))
     return ratio(new, old).low
 
@@ -221,13 +203,6 @@ def learn(lesson: Lesson, parent_process: int | None = None) -> LessonResult:
 
     The version in use must have at least the tau of the drafter itself, within noise; otherwise,
     the outcome is "harmful".
-
-    Args:
-        parent_process: id of the server, with which this process ends; None for its parent.
-
-    Raises:
-        JakiroError: the drafter, its version or the target cannot be loaded, or differs from that
-            of the server; or the loss is not finite.
     """
     parent_process = parent_process or os.getppid()
     folder = VersionFolder(lesson.folder, lesson.identity)
@@ -269,7 +244,6 @@ def teach(
     lesson: Lesson,
     parent_process: int | None = None,
 ) -> JakiroDrafter:
-    """Return a copy of a drafter that has learned from the texts of a lesson."""
     recipe = lesson.recipe
     pupil = deepcopy(drafter)
     rank, ends = recipe.rank, adapted_ends(pupil)

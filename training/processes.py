@@ -39,7 +39,6 @@ class Processes:
 
     @property
     def is_first(self) -> bool:
-        """Whether this is the first process, which writes all files of the run."""
         return self.rank == 0
 
     def sum(self, values: Tensor) -> Tensor:
@@ -49,7 +48,6 @@ class Processes:
         return values
 
     def gather(self, part: T) -> list[T]:
-        """Return the parts of all processes, in the order of their ranks."""
         parts = [part] * self.count
         if self.count > 1:
             dist.all_gather_object(parts, part)
@@ -143,7 +141,6 @@ def _share_cores() -> None:
 
 
 def free_port() -> int:
-    """Return a port of this machine on which no process listens."""
     with socket.socket() as server:
         server.bind(("127.0.0.1", 0))
         return int(server.getsockname()[1])

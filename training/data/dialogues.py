@@ -78,9 +78,6 @@ class _Batch(Generic[T]):
     """The open dialogues, decoded in one or several runs.
 
     With a drafter, all turns of a run have the same options for the selection of tokens.
-
-    Attributes:
-        results: results of dialogues that have ended, by number.
     """
 
     def __init__(self, decoder: SpeculativeDecoder, batch_size: int) -> None:
@@ -92,7 +89,6 @@ class _Batch(Generic[T]):
 
     @property
     def is_busy(self) -> bool:
-        """Whether a dialogue is open."""
         return bool(self._waiting or self._lanes)
 
     def fill(self, dialogues: Iterator[tuple[int, Dialogue[T]]]) -> None:
@@ -106,7 +102,6 @@ class _Batch(Generic[T]):
             self._admit_waiting()
 
     def step(self) -> None:
-        """Run a decoding step in each run, and pass the outputs to the dialogues."""
         for key, lane in list(self._lanes.items()):
             for step in next(lane.steps):
                 open_ = lane.waiting[step.index]
@@ -122,7 +117,6 @@ class _Batch(Generic[T]):
                 del self._lanes[key]
 
     def close(self) -> None:
-        """End all runs, and free their caches."""
         for lane in self._lanes.values():
             lane.run.close()
 

@@ -65,7 +65,6 @@ def check_mask(is_response: npt.NDArray[np.bool_], location: str) -> None:
 
 
 def check_vocabulary(highest: int, location: str, vocab_size: int | None) -> None:
-    """Raise an error if a record has tokens that the target does not have."""
     if vocab_size is not None and highest >= vocab_size:
         raise RecordError(
             f"{location} has a token that the target does not have",

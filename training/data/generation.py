@@ -89,11 +89,7 @@ class OutputFile:
 
     @contextmanager
     def claim(self, fingerprint: Mapping[str, Any]) -> Iterator[None]:
-        """Lock the file, check its settings, and find its last complete record.
-
-        Args:
-            fingerprint: JSON values of everything that determines the records, by name.
-        """
+        """Lock the file, check its settings, and find its last complete record."""
         from filelock import FileLock, Timeout  # every command reads the settings above
 
         # The file of the lock stays: after its removal, two processes could lock two files.
@@ -119,7 +115,6 @@ class OutputFile:
             raise
 
     def records(self) -> Iterator[dict[str, Any]]:
-        """Yield the records in the file, in order."""
         if self.path.exists():
             with self.path.open("rb") as file:
                 yield from map(json.loads, file)

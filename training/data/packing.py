@@ -105,7 +105,6 @@ class PackedSequences:
         return sequence
 
     def report(self) -> Iterator[str]:
-        """Yield log lines with counts of what was read, packed and dropped."""
         read = self.store.counts
         if read is not None:
             yield from read.lines()
@@ -137,11 +136,7 @@ class _Piece(NamedTuple):
 
 @dataclass
 class _Layout:
-    """Pieces of documents, and the index of the sequence that each of them belongs to.
-
-    Attributes:
-        left_out: dropped pieces, which have no response or only a single token.
-    """
+    """Pieces of documents, and the index of the sequence that each of them belongs to."""
 
     sequence_length: int
     pieces: list[_Piece] = field(default_factory=list)
@@ -155,7 +150,6 @@ class _Layout:
 
     @property
     def padding(self) -> float:
-        """The fraction of all tokens that is padding."""
         size = self.num_sequences * self.sequence_length
         return 1 - sum(piece.length for piece in self.pieces) / size if size else 0.0
 
@@ -163,7 +157,6 @@ class _Layout:
 def _lay_out(
     store: TokenStore, documents: npt.NDArray[np.int64], sequence_length: int, split: Split
 ) -> tuple[_Layout, Split | None]:
-    """Return the layout of documents, and the kind of documents that fill sequences, if any."""
     whole = _whole(store, documents, sequence_length)
     if split == "alone":
         whole.sequences = list(range(len(whole.pieces)))
@@ -182,7 +175,6 @@ def _lay_out(
 
 
 def _pieces_at(store: TokenStore, documents: npt.NDArray[np.int64]) -> Iterator[_Piece]:
-    """Yield whole documents."""
     begins, ends = store.starts[documents].tolist(), store.starts[documents + 1].tolist()
     for begin, end in zip(begins, ends, strict=True):
         yield _Piece(begin, end - begin)
@@ -297,11 +289,7 @@ class _Filling:
 
 
 def collate(sequences: Iterable[SequenceWithAnchors], is_narrow: bool = False) -> Batch:
-    """Return sequences and their anchors as one batch.
-
-    Args:
-        is_narrow: whether self-attention is limited to the tokens after the anchor.
-    """
+    """Return sequences and their anchors as one batch."""
     packed, anchors = zip(*sequences, strict=True)
     columns = (
         [getattr(sequence, name) for sequence in packed]

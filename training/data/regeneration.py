@@ -38,7 +38,6 @@ OnProgress = Callable[[int, int], None]
 def fingerprint_fields(
     decoder: SpeculativeDecoder, settings: RegenerationSettings, sources: Sequence[Source]
 ) -> Fields:
-    """Return everything that determines the new records, by name."""
     facts = target_fingerprint(decoder) | {
         "data": [source.fingerprint() for source in sources],
         # An unusable record ends the command unless it is skipped; it changes no other record.
@@ -65,7 +64,6 @@ def target_fingerprint(decoder: SpeculativeDecoder) -> Fields:
 
 
 def version_of(drafter: Drafter | None) -> str | None:
-    """Return a hash of a drafter, on which sampled tokens depend; None for no drafter."""
     return None if drafter is None else fingerprint(identity_of(drafter))
 
 
@@ -116,7 +114,6 @@ class Regenerator:
         output: OutputFile,
         on_progress: OnProgress = lambda _record, _tokens: None,
     ) -> RegenerationCounts:
-        """Write the records that the file does not contain yet."""
         counts = self._counts = RegenerationCounts()
         intake = self._intake = Intake(self._settings.skip_bad_records)
         with output.claim(fingerprint_fields(self._decoder, self._settings, sources)):
@@ -135,14 +132,12 @@ class Regenerator:
     def _dialogues(
         self, sources: Sequence[Source], last_record: int
     ) -> Iterator[Dialogue[tuple[int, Fields | None]]]:
-        """Yield the dialogues of the records that follow the file's last record."""
         for source in sources:
             for record in source.records(self._intake):
                 if self._intake.num_records > last_record:
                     yield self._regenerate(record, self._intake.num_records)
 
     def _regenerate(self, record: Record, number: int) -> Dialogue[tuple[int, Fields | None]]:
-        """Return the number of a record and its new fields, which are None if it is skipped."""
         fields = None
         with self._intake.guard():
             ask = partial(self._ask, record, number, count())

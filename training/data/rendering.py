@@ -66,7 +66,6 @@ class Chat(NamedTuple):
 
     @property
     def num_unlearned(self) -> int:
-        """The number of the assistant's turns with the weight 0."""
         return len(self.turns) - len(self.answers)
 
     @property
@@ -132,13 +131,11 @@ def _parse_turn(turn: Any, location: str) -> Message:
 
 
 def _only(fields: dict[str, Any], names: tuple[str, ...]) -> Any:
-    """Return the only value under any of the names; None if there are several values or none."""
     values = [fields[name] for name in names if fields.get(name) is not None]
     return values[0] if len(values) == 1 else None
 
 
 def _join(parts: list[Any]) -> str | None:
-    """Return the text of all parts; None if any part has no text."""
     try:
         return "".join(part["text"] for part in parts)
     except (LookupError, TypeError):
@@ -200,11 +197,7 @@ def render_question(tokenizer: PreTrainedTokenizerBase, chat: Chat) -> str:
 
 
 def render_user_opening(tokenizer: PreTrainedTokenizerBase, chat: Chat) -> str:
-    """Return the text up to the point where the content of the user's next turn begins.
-
-    Args:
-        chat: conversation so far, which ends with an answer or is empty.
-    """
+    """Return the text up to the point where the content of the user's next turn begins."""
     turn = {"role": "user", "content": _USER_TEXT}
     text = _Template(tokenizer, chat).text([*chat.messages, turn])
     opening, found, _ = text.rpartition(_USER_TEXT)
@@ -234,7 +227,6 @@ class _Template:
         )
 
     def text(self, messages: Sequence[Message], *, is_asking: bool = False) -> str:
-        """Return the text of messages, with a generation prompt if `is_asking`."""
         apply = partial(self._apply, add_generation_prompt=is_asking)
         try:
             try:
@@ -275,12 +267,10 @@ class _Answer:
         self.said = self._content_if_changed()
 
     def is_part_of(self, whole: str) -> bool:
-        """Return whether the text up to the end of the turn is the beginning of a longer text."""
         is_appended = self.answered.startswith(self.asked) and whole.startswith(self.answered)
         return self.said is None and is_appended
 
     def alone(self) -> Rendered:
-        """Return the text that the target reads and writes up to the end of this turn."""
         if self.said is None:
             return self._as_rendered()
         text = self.asked + self.said
@@ -350,7 +340,6 @@ def _as_said(message: Message, asked: str) -> str:
 
 
 def _reasoning_of(message: Message) -> str:
-    """Return the reasoning beside the content of a turn; empty if there is none."""
     reasoning = message.get("reasoning_content") or message.get("thinking") or ""
     return reasoning if isinstance(reasoning, str) else ""
 

@@ -50,7 +50,6 @@ class Sampler:
         return len(self._sequences)
 
     def batch(self, step: int, begin: int, end: int) -> Batch:
-        """Return a batch of consecutive sequences of a step."""
         first = step * self._sequences_per_step
         keys = [self._epoch_and_number(index) for index in range(first + begin, first + end)]
         sequences = (self._with_anchors(epoch, number) for epoch, number in keys)

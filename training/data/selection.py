@@ -98,7 +98,6 @@ def _hash_of_prompt(document: Document) -> bytes:
 
 
 def _documents_of(store: TokenStore, records: npt.NDArray[np.int64]) -> Documents:
-    """Return all documents of the given records, in the order of the records."""
     borders = np.append(store.first_documents, store.num_documents)
     documents = [np.arange(borders[record], borders[record + 1]) for record in records]
     return np.concatenate([np.arange(0), *documents])
@@ -140,9 +139,6 @@ def choose_draft_ids(
     on the data. Tokens that the responses do not contain are never selected: if there are fewer
     different tokens than wanted, the result is shorter. The number of selected tokens and their
     share of the response tokens are logged.
-
-    Returns:
-        The ids; None if all tokens may be drafted.
     """
     if size is None or (size == "auto" and vocab_size <= AUTO_DRAFT_VOCAB_SIZES[0]):
         return None
@@ -167,7 +163,6 @@ def choose_draft_ids(
 def count_responses(
     store: TokenStore, documents: Iterable[SupportsIndex], vocab_size: int
 ) -> Counts:
-    """Return the number of times that each token of the vocabulary occurs in the responses."""
     counts = np.zeros(vocab_size, np.int64)
     for document in map(store.document, documents):
         ids, occurrences = np.unique(document.token_ids[document.is_response], return_counts=True)

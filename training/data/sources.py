@@ -68,11 +68,7 @@ class Record(NamedTuple):
 
 @dataclass(frozen=True)
 class Source:
-    """A JSONL, JSON or Parquet file, or a dataset that the `datasets` library finds by name.
-
-    Attributes:
-        split: split of the dataset; None for a file.
-    """
+    """A JSONL, JSON or Parquet file, or a dataset that the `datasets` library finds by name."""
 
     name: str
     split: str | None = None
@@ -84,7 +80,6 @@ class Source:
         return str(_load(self.name, self.split)._fingerprint)
 
     def num_records(self) -> int:
-        """Return the number of records, including malformed ones."""
         return sum(1 for _ in self._values())
 
     def records(self, intake: Intake | None = None) -> Iterator[Record]:
@@ -107,7 +102,6 @@ class Source:
 
 
 def read_all(sources: Sequence[Source], intake: Intake) -> Iterator[Record]:
-    """Yield the records of all sources, each with the index of its source."""
     for number, source in enumerate(sources):
         for record in source.records(intake):
             yield record._replace(source=number)

@@ -11,7 +11,7 @@ from contextlib import closing
 from dataclasses import dataclass, field
 from itertools import count
 from random import Random
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from jaxtyping import Int
@@ -27,6 +27,7 @@ from jakiro.utils.token_text import REPLACEMENT, text_of_tokens
 from training.data.dialogues import Dialogue, Turn, run_dialogues
 from training.data.generation import KEY_TOKENS, OutputFile, SynthesisSettings
 from training.data.regeneration import (
+    Answer,
     OnProgress,
     has_ended,
     random_seed,
@@ -45,7 +46,6 @@ class InLoop(StoppingCriteria):
     """Ends a text as soon as its last n-gram has occurred too often; such a text is dropped."""
 
     def __call__(self, input_ids: Tensor, scores: object, **kwargs: object) -> Tensor:
-        """Return whether each text ends in a loop."""
         is_loop = [ends_in_loop(ids) for ids in input_ids]
         return torch.tensor(is_loop, device=input_ids.device)
 
@@ -72,12 +72,7 @@ class SynthesisCounts:
 
 @dataclass
 class Candidate:
-    """A record that is being generated.
-
-    Attributes:
-        is_cut: whether the text reached the largest length before its end.
-        reason: why the last question, answer or text was dropped.
-    """
+    """A record that is being generated."""
 
     number: int
     is_greedy: bool = False
@@ -105,13 +100,6 @@ def candidates(settings: SynthesisSettings, first: int) -> Iterator[Candidate]:
         yield Candidate(
             number, is_greedy, random.randint(2, settings.max_turns) if is_multi_turn else 1
         )
-
-
-class _Written(NamedTuple):
-    """A usable text; `is_cut` is true if it reached the largest length before its end."""
-
-    text: str
-    is_cut: bool
 
 
 class Synthesizer:
@@ -178,7 +166,6 @@ class Synthesizer:
         return tuple(self._encode(begin)[:KEY_TOKENS])
 
     def _converse(self, candidate: Candidate) -> Dialogue[Candidate]:
-        """Write questions and answers alternately, until the conversation ends."""
         for turn in range(candidate.num_turns):
             question = yield from self._question(candidate, turn)
             if question is None:
@@ -194,7 +181,6 @@ class Synthesizer:
         return candidate
 
     def _question(self, candidate: Candidate, turn: int) -> Dialogue[Message | None]:
-        """Return the next question of a conversation; None if the question is not usable."""
         prompt = self._encode(render_user_opening(self._tokenizer, _chat(candidate)))
         limit = self._settings.max_question_tokens
         written = yield from self._write(candidate, prompt, limit, 2 * turn, KEY_TOKENS // 2)
@@ -206,7 +192,6 @@ class Synthesizer:
         return {"role": "user", "content": written.text}
 
     def _answer(self, candidate: Candidate, turn: int) -> Dialogue[Message | None]:
-        """Return the answer to the last question; None if the answer is not usable."""
         prompt = self._encode(render_question(self._tokenizer, _chat(candidate)))
         limit, is_greedy = self._settings.max_new_tokens, candidate.is_greedy
         written = yield from self._write(
@@ -219,11 +204,10 @@ class Synthesizer:
         return {"role": "assistant", "content": written.text, **mark, GREEDY: is_greedy}
 
     def _write_text(self, candidate: Candidate) -> Dialogue[Candidate]:
-        """Write a text that is not part of a conversation."""
         prompt, limit = [self._first_token()], self._settings.max_new_tokens
         written = yield from self._write(candidate, prompt, limit, 0, KEY_TOKENS)
         if written is not None:
-            candidate.text, candidate.is_cut = written
+            candidate.text, candidate.is_cut = written.text, written.is_cut
         return candidate
 
     def _write(
@@ -235,7 +219,7 @@ class Synthesizer:
         fewest: int,
         *,
         is_greedy: bool = False,
-    ) -> Dialogue[_Written | None]:
+    ) -> Dialogue[Answer | None]:
         """Return the text that the target writes after a prompt; None if it is not usable.
 
         Args:
@@ -256,10 +240,9 @@ class Synthesizer:
         if reason := self._fault(output, ids, text, fewest):
             candidate.reason = reason
             return None
-        return _Written(text, not has_ended(output, self._ends, limit))
+        return Answer(ids, text, not has_ended(output, self._ends, limit))
 
     def _content(self, output: GenerateOutput) -> tuple[list[int], str]:
-        """Return the tokens before the end token, and their text."""
         ids = output.new_token_ids
         ids = ids[:-1] if ids and ids[-1] in self._ends else ids
         return ids, text_of_tokens(self._tokenizer, ids).rstrip(REPLACEMENT).strip()
@@ -289,7 +272,6 @@ class Synthesizer:
         )
 
     def _fingerprint(self) -> dict[str, Any]:
-        """Return everything that determines the records, by name."""
         chosen = self._settings.model_dump(exclude={"batch_size", "conversations"})
         drafter = {"drafter": version_of(self._decoder.drafter)}
         return target_fingerprint(self._decoder) | chosen | drafter | {"filters": FILTERS}

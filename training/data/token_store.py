@@ -56,7 +56,6 @@ class ReadCounts(Settings):
     highest_id: int
 
     def lines(self) -> Iterator[str]:
-        """Yield log lines that report the counts."""
         dropped = f", {self.dropped:,} with fewer than two tokens dropped" if self.dropped else ""
         yield (
             f"{counted(self.records, 'record')} read, {self.skipped:,} skipped; "
@@ -107,7 +106,6 @@ class TokenStore:
         return np.logical_and.reduceat(self.is_response, self.starts[:-1])
 
     def hash_of(self, index: SupportsIndex) -> int:
-        """Return a hash of a document's tokens."""
         digest = hashlib.sha256(self.document(index).token_ids.tobytes()).digest()
         return int.from_bytes(digest[:8], "big")
 

@@ -72,7 +72,6 @@ class Estimate:
 
     @property
     def flops(self) -> int:
-        """The floating-point operations of an optimizer step on one process."""
         flops = self.micro_batch.drafter_flops
         if self.settings.target_states.source == "online":  # the target runs during training
             flops += self.micro_batch.target_flops
@@ -80,7 +79,6 @@ class Estimate:
 
     @property
     def tokens(self) -> int:
-        """The number of tokens that the run reads, including padding."""
         sequences = self.settings.num_steps * self.settings.batch.global_batch_size
         return sequences * self.settings.data.sequence_length
 
@@ -91,11 +89,7 @@ class Estimate:
 
 
 def estimate(settings: TrainSettings, num_processes: int, device: Kind | None = None) -> Estimate:
-    """Return an estimate of the memory, disk space and operations that a run needs.
-
-    Args:
-        settings: settings of the run; if they set `epochs`, the data is read to count the steps.
-    """
+    """Return an estimate of the memory, disk space and operations that a run needs."""
     settings = count_steps(settings)
     target = target_on_meta(settings.target)
     settings.data.check_context(target.spec.max_position)
@@ -147,7 +141,6 @@ def duration_text(minutes: float) -> str:
 
 
 def size_text(count: int) -> str:
-    """Return a number of bytes as text, in MiB or GiB."""
     mebibytes = count / 2**20
     return f"{mebibytes:,.0f} MiB" if mebibytes < 10_000 else f"{mebibytes / 1024:,.1f} GiB"
 
@@ -186,7 +179,6 @@ def product_rate(settings: TrainSettings) -> float:
 
 
 def render(run: Estimate, memory: int, flops_per_second: float | None) -> Table:
-    """Return the table that `jakiro train --dry-run` prints."""
     table = Table(box=box.SIMPLE_HEAD, padding=0, show_footer=True)
     total = f"{size_text(run.device_bytes)} of {size_text(memory)}"
     table.add_column("estimate", "peak memory of each device, at most")

@@ -54,7 +54,6 @@ class StateBytes:
 
     @property
     def device(self) -> int:
-        """The number of bytes in the device's memory."""
         return self.parameters + self.gradients + self.optimizer + self.buffers - self.host
 
 
@@ -120,7 +119,6 @@ class LiveBytes(TorchDispatchMode):
         args: Sequence[Any] = (),
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
-        """Run an operation and count the bytes of its new tensors."""
         for tensor in _tensors((args, kwargs)):  # inputs are not new
             self._known.add(tensor.untyped_storage()._cdata)
         results = func(*args, **(kwargs or {}))
@@ -143,12 +141,7 @@ class LiveBytes(TorchDispatchMode):
 
 @dataclass(frozen=True)
 class Simulation:
-    """Memory and operations of one process for one micro-batch, if every position has a loss.
-
-    Attributes:
-        target_states: bytes of the target's states that the drafter reads, including the cache.
-        activations: peak number of bytes in addition to the target's states.
-    """
+    """Memory and operations of one process for one micro-batch, if every position has a loss."""
 
     target_states: int
     activations: int
@@ -158,7 +151,6 @@ class Simulation:
 
 @lru_cache(maxsize=2)
 def target_on_meta(settings: TargetSettings) -> TargetAdapter:
-    """Return a target without weights, built from its config."""
     config = load_config(settings.name_or_path, remedy="check target.name_or_path")
     try:
         with torch.device("meta"):
@@ -171,7 +163,6 @@ def target_on_meta(settings: TargetSettings) -> TargetAdapter:
 
 
 def drafter_on_meta(settings: TrainSettings, target: TargetAdapter) -> JakiroDrafter:
-    """Return a run's drafter without weights."""
     config = config_for(settings.drafter, record_target(target.spec, settings.target.name_or_path))
     with torch.device("meta"):
         return JakiroDrafter(config)
