@@ -203,10 +203,7 @@ class TrainSettings(Settings):
         return self.steps
 
     def with_steps(self, num_sequences: int) -> "TrainSettings":
-        """Return the settings with `steps` computed from `epochs`, which becomes None.
-
-        If `epochs` is None, the settings are returned unchanged.
-        """
+        """Return the settings with `steps` computed from `epochs`, unless this is None."""
         if self.epochs is None:
             return self
         steps = max(1, math.ceil(self.epochs * num_sequences / self.batch.global_batch_size))

@@ -43,11 +43,7 @@ class Evaluation:
     def measure(self, drafter: JakiroDrafter) -> dict[str, Any]:
         """Return the metrics of a drafter; all processes must call this method.
 
-        `validation` contains the mean losses on the validation sequences, at the anchor distances
-        that occur in decoding. `experts` contains the overlap of several experts. `decoding`
-        contains, for each temperature, tau and the acceptance rates by depth and by the expert that
-        proposed a candidate. If there are no validation sequences or no prompts, the corresponding
-        metrics are left out.
+        The losses on validation sequences are those at the anchor distances that occur in decoding.
         """
         settings, results = self._settings.evaluation, dict[str, Any]()
         if len(self._inputs.validation) and settings.num_sequences:
@@ -154,10 +150,7 @@ class ExpertOverlap:
 
 
 def top_overlap(logits: Float[Tensor, "n experts vocab"]) -> Float[Tensor, " n"]:
-    """Return the share of their most likely tokens that two experts have in common.
-
-    The share is averaged over all pairs of experts.
-    """
+    """Return the share of the most likely tokens that two experts have in common, on average."""
     best = logits.topk(min(TOP, logits.shape[-1]), dim=-1).indices
     count, size = best.shape[1:]
     first, second = torch.triu_indices(count, count, offset=1, device=best.device)

@@ -12,11 +12,7 @@ from jakiro.experts import ExpertsOutput
 from jakiro.target.adapter import TargetAdapter
 from jakiro.target.cache import SlotCache
 from jakiro.target.tail import TargetTail
-from training.loss.accepted_length import (
-    text_probs_on_batch,
-    with_accept_rates,
-    with_accepted_length,
-)
+from training.loss.accepted_length import text_log_probs, with_accept_rates, with_accepted_length
 from training.loss.batch import Batch, TargetView, look_at_target, states_kept
 from training.loss.drafting import draft_all_positions
 from training.loss.heads import Heads
@@ -90,19 +86,10 @@ class TargetReader:
 
 
 def move_target(target: TargetAdapter, device: torch.device, *, needs_layers: bool) -> None:
-    """Move the target to the device on which the run computes.
-
-    Args:
-        needs_layers: whether the target's layers will be run; if not, only the target's embeddings
-            and head are moved to the device, and the layers are moved to the CPU.
-    """
+    """Move the target to the device on which the run computes; unneeded layers to the CPU."""
     model: nn.Module = target.model
-    ends = (target.model.get_input_embeddings(), target.model.get_output_embeddings())
-    if needs_layers:
-        model.to(device)
-        return
-    model.to("cpu")
-    for part in ends:
+    model.to(device if needs_layers else "cpu")
+    for part in (target.model.get_input_embeddings(), target.model.get_output_embeddings()):
         part.to(device)
 
 
@@ -160,8 +147,7 @@ class TrainingModule(nn.Module):
             terms.append(sums)
             accept.append(rates)
             if self.settings.accepted_length_weight:
-                found = text_probs_on_batch(output, sample, batch, reader.heads, chunk_size)
-                of_text.append(found)
+                of_text.append(text_log_probs(output, sample, batch, reader.heads, chunk_size))
             on_output(sample, output)
         summed = (torch.stack(column).sum(dim=0) for column in zip(*terms, strict=True))
         whole = LossTerms(*summed)

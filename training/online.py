@@ -68,10 +68,7 @@ def cut(passage: Passage, max_length: int) -> Passage:
 def batches(
     passages: Sequence[Passage], size: int, passes: int, rule: AnchorRule, seed: int
 ) -> Iterator[Batch]:
-    """Yield batches of all passages, each time in another random order.
-
-    A batch is as long as its longest passage.
-    """
+    """Yield batches of all passages, each time in another random order."""
     for number in range(passes):
         order = np.random.default_rng((seed, number)).permutation(len(passages))
         for begin in range(0, len(order), size):

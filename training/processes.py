@@ -109,11 +109,6 @@ def import_deepspeed() -> ModuleType:
     return deepspeed
 
 
-def is_first_process() -> bool:
-    """Return whether this process is the first one, even before the processes have been joined."""
-    return os.environ.get("RANK", "0") == "0"
-
-
 @contextmanager
 def launch_environment(device: Device) -> Iterator[None]:
     """Set the environment variables that DeepSpeed reads at start-up; restore them afterwards."""

@@ -30,7 +30,6 @@ from training.launch import LAUNCHED, end_with_parent
 from training.loop.run import Run
 from training.processes import (
     explain_lost_processes,
-    is_first_process,
     join_processes,
     launch_environment,
 )
@@ -92,7 +91,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             raise
         # Memory may run out in only one process, or the first process may have been killed. Another
         # process must then print the error.
-        if is_first_process() or isinstance(explained, ResourceError):
+        is_first = os.environ.get("RANK", "0") == "0"
+        if is_first or isinstance(explained, ResourceError):
             print(f"error: {' '.join(str(explained).split())}", file=sys.stderr)  # noqa: T201
         return EXIT_CODE_BAD_INPUT
     except KeyboardInterrupt:  # the next launch resumes from the last checkpoint

@@ -58,12 +58,7 @@ class Arm:
 def read_arms(
     base: Path, deltas: Sequence[Path], overrides: Iterable[str] = (), max_steps: int | None = None
 ) -> list[Arm]:
-    """Return the base and one arm for each delta.
-
-    Args:
-        max_steps: largest number of optimizer steps, which also replaces a number of epochs; None
-            for the number in the settings.
-    """
+    """Return the base and one arm for each delta."""
     common = apply_overrides(read_layered_yaml(base), overrides)
     arms = [Arm(BASE, _settings(common, str(base), max_steps))]
     for path in deltas:
@@ -130,9 +125,6 @@ def equalize_sizes(
         base_config: config of the base's drafter, with the size of the draft vocabulary that the
             data gave it, which other arms get with the same setting; None if the data is unknown,
             to compute with the largest sizes that the settings allow.
-
-    Raises:
-        ConfigError: no expert width brings an arm within 2% of the base's size, and not `any_size`.
     """
     drafters = [arm.settings.drafter for arm in arms]
     if base_config is not None:

@@ -164,10 +164,7 @@ class Study:
             )
 
     def estimate(self) -> None:
-        """Print the estimated time and disk space of all trainings on one device of this machine.
-
-        Measuring the arms takes additional time.
-        """
+        """Print the estimated time and disk space of all trainings on a device of this machine."""
         rate = product_rate(self.arms[0].settings)
         minutes, disk = 0.0, 0
         for arm in self.arms:
@@ -201,7 +198,11 @@ class Study:
         """Finish all training runs and measurements, and write the results."""
         self.train()
         folder = ensure_writable_folder(self.folder / (self.settings.cell or ""))
-        prompts = self.settings.prompts or self._write_prompts(folder / "prompts.jsonl")
+        prompts = self.settings.prompts
+        if prompts is None:
+            prompts = folder / "prompts.jsonl"
+            lines = [json.dumps({"prompt": prompt}) + "\n" for prompt in self.inputs.prompts]
+            write_atomically(prompts, "".join(lines))
         documents = {
             seed: measure(
                 [run for run in self.runs if run.seed == seed],
@@ -220,11 +221,6 @@ class Study:
             console.print(part, highlight=False)
         write_atomically(folder / "results.txt", console.export_text())
         return results
-
-    def _write_prompts(self, path: Path) -> Path:
-        lines = [json.dumps({"prompt": prompt}) + "\n" for prompt in self.inputs.prompts]
-        write_atomically(path, "".join(lines))
-        return path
 
 
 def _size_of(arm: Arm) -> str:

@@ -159,7 +159,7 @@ def _read(
             parts = [_Text(text, is_cut=record.fields.get(CUT) is True)]
         else:
             chat = chat_of(record, key)
-            intake.num_unlearned += chat.num_unlearned
+            intake.num_unlearned += len(chat.turns) - len(chat.answers)
             if not tokenizer.is_fast:
                 raise DataError(
                     "conversations need a fast tokenizer, which tells where its tokens begin",

@@ -25,14 +25,7 @@ _PARTS = 40  # pieces of documents split to fill sequences have at least 1/40 of
 
 @dataclass(frozen=True)
 class PackedSequence:
-    """One sequence of packed documents, with the same arrays as in `Batch`.
-
-    Attributes:
-        token_ids: token ids, 0 for padding, [sequence].
-        positions: position of each token in its document, from 0, [sequence].
-        documents: index, within the sequence, of each token's document; -1 for padding,
-            [sequence].
-    """
+    """One sequence of packed documents, with the same arrays as in `Batch`."""
 
     token_ids: npt.NDArray[np.int64]
     positions: npt.NDArray[np.int64]

@@ -181,10 +181,6 @@ def new_fields(
     answered. Turns with tool calls are kept, because later turns contain the results of the calls.
     A text keeps its beginning, and a record of token ids keeps the tokens before the first
     response.
-
-    Args:
-        prompt_tokens: largest number of tokens kept at the beginning of a text; at most half of the
-            text is kept.
     """
     key = form_of(record)
     if key == "text":

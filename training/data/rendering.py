@@ -65,10 +65,6 @@ class Chat(NamedTuple):
         return [index for index in self.turns if WEIGHT not in self.messages[index]]
 
     @property
-    def num_unlearned(self) -> int:
-        return len(self.turns) - len(self.answers)
-
-    @property
     def turns(self) -> list[int]:
         """The indices of the assistant's turns, except one that begins the conversation."""
         return [n for n, turn in enumerate(self.messages) if n and turn["role"] == "assistant"]

@@ -50,8 +50,10 @@ class Sampler:
         return len(self._sequences)
 
     def batch(self, step: int, begin: int, end: int) -> Batch:
-        first = step * self._sequences_per_step
-        keys = [self._epoch_and_number(index) for index in range(first + begin, first + end)]
+        first, keys = step * self._sequences_per_step, []
+        for index in range(first + begin, first + end):  # counted over all steps
+            epoch, rank = divmod(index, len(self._sequences))
+            keys.append((epoch, int(self._order(epoch)[rank])))
         sequences = (self._with_anchors(epoch, number) for epoch, number in keys)
         batch = collate(sequences, is_narrow=step < self._narrow_steps)
         numbers = torch.tensor([number for _, number in keys])
@@ -75,18 +77,9 @@ class Sampler:
             yield batch
 
     def micro_batches(self, step: int, size: int, rank: int, count: int) -> list[Batch]:
-        """Return a process's micro-batches of a step.
-
-        Args:
-            count: number of processes; `size * count` must divide the number of sequences per step.
-        """
+        """Return a process's micro-batches of a step."""
         begins = range(size * rank, self._sequences_per_step, size * count)
         return [self.batch(step, begin, begin + size) for begin in begins]
-
-    def _epoch_and_number(self, index: int) -> tuple[int, int]:
-        """Return the epoch and the number of the sequence at an index, counted over all steps."""
-        epoch, rank = divmod(index, len(self._sequences))
-        return epoch, int(self._order(epoch)[rank])
 
     def _with_anchors(self, epoch: int, number: int) -> SequenceWithAnchors:
         sequence = self._sequences.sequence(number)

@@ -43,10 +43,6 @@ def split_validation(
     stay together. Other answers to the prompt of a held-out record are left out of the training
     documents, unless the prompt has fewer than 8 tokens or more than 16 answers, or nothing else
     remains.
-
-    Args:
-        fraction: fraction of the remaining records to train on, at least one record. The records
-            of a smaller fraction are a subset of those of a larger fraction.
     """
     firsts = store.first_documents
     if count >= len(firsts):
@@ -111,12 +107,7 @@ def prompts_of(
     longest: int,
     count: int,
 ) -> list[Prompt]:
-    """Return prompts made from the beginnings of documents.
-
-    Args:
-        prompt_tokens: largest number of tokens taken from a text; at most half of the text is
-            taken. The prompt of a conversation is the text before the first answer.
-    """
+    """Return prompts made from the beginnings of documents."""
     prompts = (_prompt_in(store.document(index), prompt_tokens) for index in documents)
     return list(islice((prompt for prompt in prompts if 0 < len(prompt) <= longest), count))
 

@@ -220,12 +220,7 @@ class Synthesizer:
         *,
         is_greedy: bool = False,
     ) -> Dialogue[Answer | None]:
-        """Return the text that the target writes after a prompt; None if it is not usable.
-
-        Args:
-            part: index of the text in its candidate, on which the random numbers depend.
-            fewest: smallest number of tokens of a usable text.
-        """
+        """Return the text that the target writes after a prompt; None if it is not usable."""
         if len(prompt) > self._decoder.target.spec.max_position - limit:
             candidate.reason = "too long"
             return None

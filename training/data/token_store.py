@@ -37,14 +37,7 @@ _PROBE = "Hello,  wörld: it's 2024!\n\n\tdef f(x_1): return [x_1 ** 2]  # ½ �
 
 
 class ReadCounts(Settings):
-    """Counts of the data that was read.
-
-    Attributes:
-        dropped: number of documents that were dropped because, with fewer than two tokens, they
-            contain nothing to predict.
-        unlearned: number of turns with the weight 0, from which nothing is learned.
-        documents: number of documents kept; a conversation may have one for each answer.
-    """
+    """Counts of the data that was read."""
 
     records: int
     skipped: int

@@ -138,12 +138,9 @@ def _build_muon(module: nn.Module, settings: OptimizerSettings) -> AdamW:
 def learning_rate(
     settings: OptimizerSettings, step: int, steps: int, elapsed: float = 0.0
 ) -> float:
-    """Return the learning rate at an optimizer step; the rate rises to its peak and then decays.
+    """Return the learning rate at a step, and at a fraction of the run's time limit that has passed.
 
     The rate is a function of the step and the time, so checkpoints contain no state of a scheduler.
-
-    Args:
-        elapsed: fraction of the run's time limit that has passed, from 0 to 1; 0 without a limit.
     """
     warmup = settings.warmup_for(steps)
     risen = min(1.0, (step + 1) / warmup) if warmup else 1.0

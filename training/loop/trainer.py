@@ -12,7 +12,7 @@ from torch.nn.utils import get_total_norm
 from jakiro.drafter import JakiroDrafter
 from jakiro.errors import ConfigError, NumericalError
 from jakiro.utils.devices import choose_device, native_dtype
-from training.config import EngineSettings, TrainSettings
+from training.config import TrainSettings
 from training.data.sampler import Sampler
 from training.loop.optimizer import build_optimizer, learning_rate, set_learning_rate
 from training.loss.batch import Batch
@@ -199,12 +199,16 @@ def build_deepspeed_config(
     # Without ZeRO, DeepSpeed's optimizer for half precision takes a step with empty gradients when
     # it is built. That step would spoil Adam's bias correction.
     stage = engine.zero_stage if engine.dtype == "fp32" else max(engine.zero_stage, 1)
+    is_gpu = (device or choose_device(engine.device).type) == "cuda"
+    parts = {"optimizer": engine.offload_optimizer, "param": engine.offload_parameters}
+    main_memory = {"device": "cpu", "pin_memory": is_gpu}
+    offloaded = {f"offload_{name}": main_memory for name, is_wanted in parts.items() if is_wanted}
     return {
         "train_batch_size": batch.global_batch_size,
         "train_micro_batch_size_per_gpu": batch.micro_batch_size,
         "gradient_accumulation_steps": batch.accumulation(num_processes),
         "gradient_clipping": settings.optimizer.max_grad_norm,
-        "zero_optimization": {"stage": stage} | _offload(engine, device),
+        "zero_optimization": {"stage": stage} | offloaded,
         "bf16": {"enabled": engine.dtype == "bf16"},
         "fp16": {"enabled": engine.dtype == "fp16"},
         "zero_allow_untested_optimizer": True,
@@ -212,14 +216,3 @@ def build_deepspeed_config(
         "steps_per_print": None,
         "wall_clock_breakdown": False,
     }
-
-
-def _offload(engine: EngineSettings, device: str | None) -> dict[str, Any]:
-    """Return the options that keep tensors in main memory, which is pinned if a GPU is used."""
-    kind = device or choose_device(engine.device).type
-    main_memory = {"device": "cpu", "pin_memory": kind == "cuda"}
-    wanted = {
-        "offload_optimizer": engine.offload_optimizer,
-        "offload_param": engine.offload_parameters,
-    }
-    return {name: main_memory for name, is_wanted in wanted.items() if is_wanted}

@@ -22,6 +22,8 @@ With experts, q_d is the mixture whose weights are conditioned on x_1, ..., x_{d
 """
 
 from collections.abc import Sequence
+from functools import partial
+from typing import Any
 
 import torch
 from jaxtyping import Bool, Float
@@ -30,7 +32,7 @@ from torch.utils.checkpoint import checkpoint
 
 from jakiro.experts import ExpertsOutput, joint_log_probs, posterior_log_weights
 from training.loss.anchors import AnchorRule
-from training.loss.batch import Batch, Examples, gather_examples
+from training.loss.batch import Batch, gather_examples
 from training.loss.heads import Heads
 from training.loss.objectives import LossTerms, on_batch
 from training.loss.settings import ObjectiveSettings
@@ -45,20 +47,20 @@ def expected_accepted_length(
     return torch.where(exists, hit, 0).cumprod(dim=1).sum(dim=1)
 
 
-def text_log_probs(examples: Examples, heads: Heads, chunk_size: int) -> Float[Tensor, "n levels"]:
-    """Return the draft log-probability of the next token of the text at each position and level.
+def text_log_probs(
+    output: ExpertsOutput, sample: int, batch: Batch, heads: Heads, chunk_size: int
+) -> Float[Tensor, "batch length levels"]:
+    """Return the draft log-probability of the text's next token at each position and level.
 
     The distributions of only one chunk of positions are in memory at a time, because the backward
     pass computes them again.
     """
+    # No value depends on the target's features.
+    examples = gather_examples(output, output.features[:, :, 0, 0], batch, sample, 1.0)
     parts = (examples.features, examples.log_weights, examples.next_tokens)
     chunks = zip(*(part.split(chunk_size) for part in parts), strict=True)
-    return torch.cat(
-        [
-            checkpoint(_chunk, heads, *chunk, use_reentrant=False, preserve_rng_state=False)
-            for chunk in chunks
-        ]
-    )
+    again: Any = partial(checkpoint, _chunk, heads, use_reentrant=False, preserve_rng_state=False)
+    return on_batch(torch.cat([again(*chunk) for chunk in chunks]), examples, batch)
 
 
 def _chunk(heads: Heads, features: Tensor, log_weights: Tensor, next_tokens: Tensor) -> Tensor:
@@ -131,15 +133,6 @@ def with_accept_rates(
         depth_count=exists.sum(dim=0).float(),
         path_tokens=torch.where(exists[:, -1], tokens, 0.0).sum(),
     )
-
-
-def text_probs_on_batch(
-    output: ExpertsOutput, sample: int, batch: Batch, heads: Heads, chunk_size: int
-) -> Float[Tensor, "batch length levels"]:
-    """Return the draft log-probability of the text's next token at each position and level."""
-    # No value depends on the target's features.
-    examples = gather_examples(output, output.features[:, :, 0, 0], batch, sample, 1.0)
-    return on_batch(text_log_probs(examples, heads, chunk_size), examples, batch)
 
 
 def with_accepted_length(

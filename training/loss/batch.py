@@ -186,13 +186,7 @@ def _sizes_of(has_loss: Bool[Tensor, "batch length"]) -> tuple[int, ...]:
 
 
 class TargetView(NamedTuple):
-    """Outputs of the frozen target for a batch.
-
-    Attributes:
-        tail_kv: keys and values of the tail layers; empty if there are no tail layers.
-        normalizers: normalizers of the target's distributions at temperature 1; None if they are
-            not known.
-    """
+    """Outputs of the frozen target for a batch."""
 
     features: Float[Tensor, "batch length hidden"]
     state: TargetState

@@ -87,13 +87,10 @@ def _start_trunk(
 
 def reads_data(settings: TrainSettings, target: TargetAdapter) -> bool:
     """Return whether the initial weights of a new drafter depend on training data."""
-    schedule = settings.drafter.schedule
+    schedule, start = settings.drafter.schedule, settings.initialize
     has_rows = schedule.heads == "masks" or schedule.path in ("embedding", "recurrent")
-    return _may_fit(settings) and (has_rows or is_fitted(settings, target))
-
-
-def _may_fit(settings: TrainSettings) -> bool:
-    return settings.initialize.drafter is None and settings.initialize.fit_tokens > 0
+    may_fit = start.drafter is None and start.fit_tokens > 0
+    return may_fit and (has_rows or is_fitted(settings, target))
 
 
 def is_fitted(settings: TrainSettings, target: TargetAdapter) -> bool:
@@ -104,7 +101,7 @@ def is_fitted(settings: TrainSettings, target: TargetAdapter) -> bool:
     tokens with a bias, can be fitted.
     """
     drafter, start = settings.drafter, settings.initialize
-    if not _may_fit(settings) or not drafter.trunk.reads_features:
+    if start.drafter is not None or not start.fit_tokens or not drafter.trunk.reads_features:
         return False
     if not drafter.trunk.input_bias or drafter.trunk.tokens != "single":
         return False

@@ -41,12 +41,7 @@ _SMALLEST = 0.01
 
 
 class DrafterInputs(NamedTuple):
-    """The inputs of a drafter at each position, and the feature that it learns to predict.
-
-    Attributes:
-        predicted: feature of the position; None if the drafter has tail layers, in which case it
-            predicts the layer's output.
-    """
+    """The inputs of a drafter at each position, and the feature that it learns to predict."""
 
     tokens: Float[Tensor, "batch length hidden"]
     features: Float[Tensor, "batch length hidden"]
@@ -80,12 +75,7 @@ def _shift(states: Float[Tensor, "batch length _"]) -> Float[Tensor, "batch leng
 
 @contextmanager
 def observe(layer: nn.Module, down: nn.Module | None) -> Iterator[dict[str, Tensor]]:
-    """Yield a dictionary that receives a layer's inputs, outputs, and feed-forward activations.
-
-    Args:
-        down: the linear layer that reads the activations of the feed-forward units; None to leave
-            the activations out.
-    """
+    """Yield a dictionary that receives a layer's inputs, outputs, and feed-forward activations."""
     seen: dict[str, Tensor] = {}
 
     def keep(_: nn.Module, args: tuple[Tensor, ...], named: dict[str, Tensor], out: object) -> None:

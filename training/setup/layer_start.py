@@ -45,9 +45,6 @@ def start_memory(drafter: JakiroDrafter, own: Sequence[int]) -> None:
 
     Attention to memory that has the weights of such a layer then computes the layer's keys and
     values.
-
-    Args:
-        own: index of the hidden state that is the input of the target's layer, for each layer.
     """
     encoder, source = drafter.memory_encoder, drafter.state_sources.memory
     assert encoder is not None

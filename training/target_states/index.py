@@ -144,10 +144,7 @@ class TargetStateIndex(Settings):
         return range(first, min(first + self.sequences_per_shard, self.fingerprint.total_sequences))
 
     def difference(self, other: "TargetStateIndex") -> tuple[str, Any, Any] | None:
-        """Return the name and both values of the first property that differs; None if none does.
-
-        Properties are those of the fingerprint, and then the names of the parts.
-        """
+        """Return the name and both values of the first property that differs; None if none does."""
         for name in TargetStateFingerprint.model_fields:
             values = getattr(self.fingerprint, name), getattr(other.fingerprint, name)
             if values[0] != values[1]:
