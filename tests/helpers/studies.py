@@ -74,14 +74,7 @@ def made_up_arm(name: str, **changes: object) -> Arm:
     """Return an arm that was trained with three seeds."""
     needed = {"target": {"name_or_path": "target"}, "data": {"paths": ["texts.jsonl"]}}
     settings = validate_settings(TrainSettings, {**needed, **changes}, source="the test")
-    records = [
-        {
-            "training": {"tokens": 1000 + seed},
-            "evaluation": {"validation": {"levels": [{"agreement": 0.5 + 0.1 * seed}]}},
-        }
-        for seed in range(3)
-    ]
-    return Arm(name, settings, 1_234_567, records=tuple(records))
+    return Arm(name, settings, 1_234_567)
 
 
 _TWO = {"experts": {"num_experts": 2, "intermediate_size": 512}}

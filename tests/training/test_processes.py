@@ -1,8 +1,6 @@
 """The processes of a run learn of each other's errors, and stop with errors that name remedies."""
 
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -10,31 +8,10 @@ from helpers.processes import start_training
 from helpers.training import TEXTS, tiny_run
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from jakiro.errors import JakiroError, NumericalError, ResourceError
+from jakiro.errors import NumericalError, ResourceError
 from training import processes
-from training.processes import Processes, explain_exhaustion, join_processes, launch_environment
+from training.processes import explain_exhaustion, join_processes, launch_environment
 from training.train import train
-
-
-@dataclass(frozen=True)
-class Second(Processes):
-    """The second of two processes, for which a list stands in for the messages of the first."""
-
-    of_first: list[Any] = field(default_factory=list)
-
-    def gather(self, part: Any) -> list[Any]:
-        return [self.of_first.pop(), part]
-
-
-@dataclass(frozen=True)
-class First(Processes):
-    """The first of two processes, which keeps its messages to the second."""
-
-    sent: list[Any] = field(default_factory=list)
-
-    def gather(self, part: Any) -> list[Any]:
-        self.sent.append(part)
-        return [part, None]
 
 
 def test_a_gpu_is_the_current_device_before_the_processes_talk(
@@ -46,15 +23,6 @@ def test_a_gpu_is_the_current_device_before_the_processes_talk(
         monkeypatch.setattr(processes, "choose_device", lambda _: torch.device("cuda", 1))
         with join_processes("auto") as joined:
             assert [joined.device] == chosen == [torch.device("cuda", 1)]
-
-
-def test_an_error_without_a_message_stops_the_other_process_as_well() -> None:
-    first = First(0, 2, torch.device("cpu"))
-    with pytest.raises(MemoryError), first.together():
-        raise MemoryError
-    second = Second(1, 2, torch.device("cpu"), of_first=first.sent)
-    with pytest.raises(JakiroError, match="MemoryError"), second.together():
-        pass
 
 
 def spoil_target(folder: Path) -> None:

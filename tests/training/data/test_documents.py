@@ -49,14 +49,6 @@ def test_turns_that_say_so_are_not_learned(mark: dict[str, Any]) -> None:
     assert responses(tokenizer, usual) == ["It is 2.</s>"]
 
 
-def test_only_the_turns_of_the_assistant_with_their_ends_are_responses() -> None:
-    tokenizer = tiny_tokenizer(CHAT_TEMPLATE)
-    (document,) = encode(tokenizer, {"messages": CHAT})
-    assert responses(tokenizer, document) == ["It is 2.</s>", "That is 4.</s>"]
-    expected = tokenizer.apply_chat_template(CHAT, return_dict=False)
-    assert document.token_ids.tolist() == expected
-
-
 def test_conversations_need_a_tokenizer_that_reports_offsets() -> None:
     tokenizer = SlowTokenizer(CHAT_TEMPLATE)
     with pytest.raises(DataError, match="need a fast tokenizer"):
@@ -71,14 +63,11 @@ def test_conversations_need_a_tokenizer_that_reports_offsets() -> None:
         ({"text": "a", "messages": CHAT}, "file:1 has several forms.* got: text, messages"),
         ({"text": 3}, 'file:1 has no text under the key "text"'),
         ({"text": "half \ud800 a character"}, "file:1 contains an invalid character"),
-        ({"messages": CHAT, "system": "\ud800"}, "file:1 contains an invalid character"),
-        ({"messages": "hi"}, "file:1 contains no conversation"),
         ({"messages": CHAT[2:3]}, "file:1 has no assistant turn after its first turn"),
         ({"messages": [*CHAT[:2], {"role": "assistant"}]}, "file:1 has a malformed turn"),
         ({"messages": [CHAT[1] | {"content": [{"type": "image"}]}]}, "file:1 has a malformed turn"),
         ({"messages": CHAT, "tools": "no JSON"}, "file:1 has malformed tools"),
         ({"input_ids": [1, 2]}, "no list of integers under loss_mask"),
-        ({"input_ids": [1.5, 2], "loss_mask": [0, 1]}, "no list of integers under input_ids"),
         ({"input_ids": [[1], [2, 3]], "loss_mask": [0, 1]}, "no list of integers under input_ids"),
         ({"input_ids": [1, 2], "loss_mask": [0, 2]}, "file:1 has a loss_mask that does not match"),
         ({"input_ids": [1, -2], "loss_mask": [0, 1]}, "file:1 has token ids from -2"),

@@ -120,15 +120,6 @@ def test_a_system_turn_that_moves_is_in_the_last_question_before_each_answer(nam
     ]
 
 
-def test_an_answer_begins_after_the_reasoning_tag_of_the_generation_prompt() -> None:
-    tokenizer = family_tokenizer("r1")
-    (document,) = encode(tokenizer, {"messages": CHAT[:2]})
-    assert parts(tokenizer, document) == [
-        (False, "<bos><|User|>What is 1 + 1?<|Assistant|><think>\n"),
-        (True, "It is 2.</s>"),
-    ]
-
-
 @pytest.mark.parametrize("said", ["<think>\nAdd the", "It is"])
 def test_a_cut_answer_is_read_as_written_where_the_template_adds_to_it(said: str) -> None:
     tokenizer = family_tokenizer("qwen3")

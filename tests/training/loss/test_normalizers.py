@@ -12,7 +12,6 @@ import training.module
 from jakiro.drafter_settings import DrafterSettings
 from jakiro.experts import ExpertsOutput
 from training.loss.batch import Batch, gather_examples
-from training.loss.heads import normalizers_of
 from training.loss.objectives import LossTerms
 from training.loss.settings import TokenLoss
 
@@ -64,17 +63,6 @@ def test_losses_and_gradients_are_those_without_shared_normalizers(
         torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-5)
     for one, other in zip(gradients, tiny.gradients(expected.total), strict=True):
         torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-5)
-
-
-@pytest.mark.parametrize("chunk_size", [1, 7, 100])
-def test_a_logit_minus_the_normalizer_is_a_log_probability(chunk_size: int) -> None:
-    features, head = torch.randn(2, 9, 5), torch.randn(5, 13)
-    needed = torch.arange(18).view(2, 9) % 3 > 0
-    known = normalizers_of(features, needed, lambda rows: rows @ head, chunk_size)
-    log_probs = (features @ head).log_softmax(-1)
-    got = features @ head - known.log_sum.unsqueeze(-1)
-    torch.testing.assert_close(got[needed], log_probs[needed])
-    assert torch.equal(known.best[needed], log_probs.argmax(-1)[needed])
 
 
 def test_sequences_stay_apart_on_the_meta_device() -> None:

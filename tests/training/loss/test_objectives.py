@@ -6,14 +6,12 @@ import pytest
 import torch
 from helpers.models import tiny_settings
 from helpers.training import TinyTraining, cropped, random_batch, tiny_training
-from torch import Tensor
-from torch.nn.functional import cosine_similarity
 
 from jakiro.experts import ExpertsOutput
 from training.loop.trainer import count_positions
 from training.loss.batch import Batch
 from training.loss.heads import Heads
-from training.loss.objectives import Goals, LossTerms, contrastive_loss, drafter_loss
+from training.loss.objectives import Goals, LossTerms, drafter_loss
 from training.loss.settings import ObjectiveSettings
 from training.module import Meter
 from training.processes import Processes
@@ -81,28 +79,6 @@ def test_the_size_of_chunks_changes_neither_loss_nor_gradients(
         torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-4)
 
 
-def test_token_losses_have_the_slope_of_differences(tiny: TinyTraining) -> None:
-    from jakiro.experts import ExpertsOutput
-    from training.loss.objectives import Goals, drafter_loss
-
-    view, heads = tiny.view(BATCH), tiny.reader(BATCH.token_ids.shape[1]).heads
-    shape = (*BATCH.token_ids.shape, 2)
-    features = torch.randn(*shape, 2, 32).requires_grad_()
-    scores = torch.randn(shape).requires_grad_()
-    ways = [torch.randn_like(features), torch.randn_like(scores)]
-
-    def total(step: float) -> torch.Tensor:
-        moved = [part + step * way for part, way in zip((features, scores), ways, strict=True)]
-        output = ExpertsOutput(moved[0], moved[1].log_softmax(-1), torch.full(shape, 0.5))
-        only = {"token_weight": 1.0, "feature_weight": 0.0, "contrast_weight": 0.0}
-        objective = tiny.objective.model_copy(update=only)
-        return drafter_loss(output, Goals(view.features), BATCH, 0, heads, objective)[0].total
-
-    slopes = torch.autograd.grad(total(0.0), (features, scores))
-    expected = sum((slope * way).sum() for slope, way in zip(slopes, ways, strict=True))
-    torch.testing.assert_close((total(1e-3) - total(-1e-3)) / 2e-3, expected, rtol=1e-2, atol=1e-1)
-
-
 @pytest.mark.parametrize("parallel_levels", [0, 1, 2])
 def test_one_expert_has_the_same_loss_in_both_modes(parallel_levels: int) -> None:
     mixture, summed = (
@@ -149,30 +125,3 @@ def test_means_of_the_terms_are_weighted_by_the_decay(decay: float) -> None:
     means = meter.read()
     assert means["levels"][0]["token"] == pytest.approx(math.log(61), rel=1e-5)
     assert means["router_imbalance"] == pytest.approx(1, rel=1e-5)
-
-
-TEMPERATURE = 0.1
-
-
-@pytest.fixture
-def features() -> tuple[Tensor, Tensor]:
-    generator = torch.Generator().manual_seed(0)
-    predicted, goal = torch.randn(2, 6, 4, generator=generator)
-    return predicted, goal
-
-
-def by_hand(predicted: Tensor, goal: Tensor, index: int, negatives: list[int]) -> Tensor:
-    candidates = [index, *negatives]
-    similarity = cosine_similarity(predicted[index], goal[candidates]) / TEMPERATURE
-    return -similarity.log_softmax(dim=0)[0]
-
-
-def test_negatives_are_valid_positions_of_the_sequence_with_another_best_token(
-    features: tuple[Tensor, Tensor],
-) -> None:
-    best = torch.tensor([1, 2, 1, 3, 2, 9])
-    valid = torch.tensor([True, True, True, False, True, True])
-    losses = contrastive_loss(*features, best, valid, (5, 1), TEMPERATURE)
-    negatives = {0: [1, 4], 1: [0, 2], 2: [1, 4], 4: [0, 2], 5: []}
-    for index, others in negatives.items():
-        torch.testing.assert_close(losses[index], by_hand(*features, index, others))

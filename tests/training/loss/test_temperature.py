@@ -27,22 +27,13 @@ SETTINGS = {
 }
 
 
-def _heads(settings: DrafterSettings, padding: int = 0) -> Heads:
-    """Return heads with a draft vocabulary of any tokens, the last of which have logits of -inf."""
+def _heads(settings: DrafterSettings) -> Heads:
+    """Return heads with a draft vocabulary of any tokens."""
     target = TargetAdapter(tiny_llama().requires_grad_(False))
     drafter = tiny_drafter(target, settings)
     if drafter.draft_ids is not None:
         drafter.draft_ids.copy_(torch.randperm(61)[: len(drafter.draft_ids)].sort().values)
-    heads = Heads.of(drafter.draft_head(target))
-    if not padding:
-        return heads
-    ids = torch.arange(61) if heads.token_ids is None else heads.token_ids
-    padded = [(column >= 61 - padding) for column in (torch.arange(61), ids)]
-    assert padded[1].any()
-    return heads._replace(
-        target=lambda rows: heads.target(rows).masked_fill(padded[0], -torch.inf),
-        draft=lambda rows: heads.draft(rows).masked_fill(padded[1], -torch.inf),
-    )
+    return Heads.of(drafter.draft_head(target))
 
 
 def _examples(count: int, levels: int) -> tuple[Examples, Tensor]:
@@ -96,20 +87,6 @@ def test_the_distributions_are_those_of_decoding(
     slopes = (torch.autograd.grad(own, inputs, retain_graph=True) for own in (got, expected))
     for one, other in zip(*slopes, strict=True):
         torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-5)
-
-
-@pytest.mark.parametrize(
-    ("name", "kind", "temperature"),
-    [("whole-vocabulary", "cross_entropy", 0.0), ("draft-vocabulary", "total_variation", 2.0)],
-)
-def test_tokens_that_are_never_drafted_leave_losses_and_gradients_finite(
-    name: str, kind: TokenLoss, temperature: float
-) -> None:
-    heads = _heads(SETTINGS[name], padding=9)
-    examples, router = _examples(9, 2)
-    total, _ = compare_distributions(examples, torch.ones(9, 2), heads.at(temperature), kind, 4)
-    slopes = torch.autograd.grad(total, (examples.features, router))
-    assert all(part.isfinite().all() for part in (total, *slopes))
 
 
 def test_only_the_token_loss_depends_on_the_temperature() -> None:

@@ -16,7 +16,6 @@ from helpers.training import TinyTraining, batch_for, tiny_run
 from jakiro.drafter import JakiroDrafter
 from jakiro.target.adapter import TargetAdapter
 from training.config import TrainSettings
-from training.loop.checkpoint import Checkpoints
 from training.loop.metrics import read_metrics
 from training.loss.settings import ObjectiveSettings
 from training.setup.initialization import initialize
@@ -132,23 +131,3 @@ def test_a_run_that_is_stopped_after_a_checkpoint_is_not_fitted_again(
         train(halved)
     assert caplog.text.count(STARTS) == 1
     _assert_same_drafter(alone, halved, rtol=0, atol=0)
-
-
-def test_a_run_that_is_stopped_before_its_first_checkpoint_is_fitted_to_the_same_weights(
-    workshop: Path,
-    alone: TrainSettings,
-    monkeypatch: pytest.MonkeyPatch,
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    def die(*_: object) -> None:
-        raise PowerCutError
-
-    broken = fitted_run(workshop)
-    with caplog.at_level(logging.INFO):
-        with monkeypatch.context() as patched:
-            patched.setattr(Checkpoints, "save", die)
-            with pytest.raises(PowerCutError):
-                train(broken)
-        train(broken)
-    assert caplog.text.count(STARTS) == 2
-    _assert_same_drafter(alone, broken, rtol=0, atol=0)
