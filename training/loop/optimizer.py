@@ -138,7 +138,7 @@ def _build_muon(module: nn.Module, settings: OptimizerSettings) -> AdamW:
 def learning_rate(
     settings: OptimizerSettings, step: int, steps: int, elapsed: float = 0.0
 ) -> float:
-    """Return the learning rate at a step, and at a fraction of the run's time limit that has passed.
+    """Return the learning rate at a step, when a fraction of the run's time limit has passed.
 
     The rate is a function of the step and the time, so checkpoints contain no state of a scheduler.
     """
