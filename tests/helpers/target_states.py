@@ -4,7 +4,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import numpy.typing as npt
 import torch
 from helpers.training import tiny_run
 from torch import Tensor
@@ -62,24 +61,6 @@ def _batches(inputs: RunInputs) -> Iterator[Batch]:
     sampler = Sampler(inputs.sequences, sequences_per_step=size, rule=anchor_rule(settings), seed=0)
     for step in range(-(-2 * sampler.num_sequences // size)):
         yield sampler.batch(step, 0, size)
-
-
-def read_share(
-    settings: TrainSettings, count: int, rank: int
-) -> dict[tuple[int, int], dict[str, npt.NDArray[Any]]]:
-    """Return the views that one process reads in an epoch, by step and micro-batch."""
-    inputs = prepare(settings)
-    reader, size = _reader(inputs, is_offline=True), settings.batch.global_batch_size
-    sampler = Sampler(inputs.sequences, sequences_per_step=size, rule=anchor_rule(settings), seed=0)
-    return {
-        (step, rank + count * number): {
-            name: part.numpy() for name, part in tensors(reader.view(batch)).items()
-        }
-        for step in range(-(-sampler.num_sequences // size))
-        for number, batch in enumerate(
-            sampler.micro_batches(step, settings.batch.micro_batch_size, rank, count)
-        )
-    }
 
 
 def tensors(view: TargetView) -> dict[str, Tensor]:

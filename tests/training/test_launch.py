@@ -142,20 +142,6 @@ os.kill(os.getpid(), signal.SIGSTOP)
 PARENT = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {CHILD!r}])"
 
 
-ORPHAN = """
-import os
-from training.launch import end_with_parent
-ids = iter([2, 1])
-os.getppid = lambda: next(ids)
-end_with_parent()
-"""
-
-
-@pytest.mark.skipif(sys.platform != "linux", reason="only Linux has the signal")
-def test_a_process_ends_if_its_parent_ended_before_the_system_knew() -> None:
-    assert subprocess.run([sys.executable, "-c", ORPHAN], check=False).returncode == -signal.SIGKILL
-
-
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux has the signal")
 def test_a_stopped_process_ends_when_its_parent_is_killed() -> None:
     parent = subprocess.Popen([sys.executable, "-c", PARENT], stdout=subprocess.PIPE, text=True)

@@ -13,7 +13,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 from helpers.adaptation import RECIPE, save_pair, tiny_lesson
 from helpers.models import tiny_drafter, tiny_llama
 
@@ -74,21 +73,6 @@ def test_a_drafter_learns_and_learns_on_from_its_version(lesson: Lesson, tmp_pat
     assert again.before == found.after  # the second lesson starts where the first one has ended
     if again.version is not None:
         assert folder.read(2).record.tenants == ("alice", "bob")
-
-
-@pytest.mark.slow
-def test_random_tokens_teach_nothing_that_is_offered(lesson: Lesson, tmp_path: Path) -> None:
-    random = torch.Generator().manual_seed(0)
-    noise = [
-        Passage(
-            token_ids=tuple(torch.randint(1, 60, (40,), generator=random).tolist()), prompt_length=4
-        )
-        for _ in range(32)
-    ]
-    recipe = lesson.recipe.model_copy(update={"learning_rate": 0.3, "passes": 2})
-    found = learn(_with(lesson, tmp_path, learned=tuple(noise), recipe=recipe))
-    assert found.outcome == "not_better"
-    assert VersionFolder(tmp_path, lesson.identity).numbers == []
 
 
 def test_a_drafter_that_was_replaced_meanwhile_is_refused(lesson: Lesson, tmp_path: Path) -> None:

@@ -169,17 +169,6 @@ def test_a_tag_that_the_generation_prompt_opens_is_written_once(
     ]
 
 
-def test_reasoning_of_a_template_that_opens_the_tag_itself_is_kept() -> None:
-    tokenizer = family_tokenizer("qwen3")
-    opened = "<|im_start|>assistant\n<think>\n"
-    tokenizer.chat_template = tokenizer.chat_template.replace(
-        "{{- '<|im_start|>assistant\n' }}", f"{{{{- '{opened}' }}}}"
-    )
-    answer = {"role": "assistant", "content": THOUGHT}
-    (document,) = encode(tokenizer, {"messages": [CHAT[0], answer]})
-    assert responses(tokenizer, document) == ["Add them.\n</think>\n\nIt is 2.<|im_end|>\n"]
-
-
 def test_a_template_gets_tools_and_calls() -> None:
     template = (
         "{{ tools | map(attribute='name') | join }}{% for m in messages %}<{{ m.role }}>"

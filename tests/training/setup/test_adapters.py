@@ -16,7 +16,6 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from inference.decoder import SpeculativeDecoder
 from jakiro.drafter import JakiroDrafter
 from jakiro.drafter_settings import DrafterSettings
-from jakiro.errors import ConfigError
 from training.config import OptimizerSettings
 from training.input_settings import LoraSettings
 from training.loop.metrics import read_metrics
@@ -130,23 +129,6 @@ def test_a_run_with_adapters_leaves_a_merged_drafter_and_adapters_for_its_start(
     assert [line["loss"] for line in losses] == [line["loss"] for line in whole]
     for name, part in JakiroDrafter.from_pretrained(resumed).state_dict().items():
         assert part.equal(trained[name]), name
-
-
-def test_a_run_with_wrong_names_of_adapters_leaves_its_folder_to_a_run_with_right_names(
-    trained_workshop: Path,
-) -> None:
-    base = trained_workshop / "run" / "drafter"
-    changes: dict[str, Any] = {
-        "evaluation": {"num_prompts": 0},
-        "initialize": {"drafter": str(base)},
-        "run_folder": str(trained_workshop / "adapted"),
-        "steps": 2,
-    }
-    with pytest.raises(ConfigError, match="got: level_down"):
-        train(tiny_run(trained_workshop, lora={"rank": 4, "targets": ["level_down"]}, **changes))
-    assert train(
-        tiny_run(trained_workshop, lora={"rank": 4, "targets": ["down"]}, **changes)
-    ).is_dir()
 
 
 @BUILDS_A_PEFT_MODEL

@@ -3,7 +3,6 @@
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from helpers.families import tiny_family
@@ -13,7 +12,6 @@ from helpers.target_states import (
     assert_same,
     both_views,
     offline_run,
-    read_share,
     tensors,
     with_drafter,
     write_target_states,
@@ -56,20 +54,6 @@ def test_batches_from_fp32_shards_are_bit_by_bit_those_of_the_target(
     write_target_states(settings)
     for online, offline in both_views(settings):
         assert_same(online, offline)
-
-
-def test_two_processes_together_read_the_batches_of_one(workshop: Path) -> None:
-    settings = with_drafter(offline_run(workshop), VARIANTS["hybrid-tail-1"])
-    write_target_states(settings)
-    whole = read_share(settings, 1, 0)
-    shares = [read_share(settings, 2, rank) for rank in range(2)]
-    assert shares[0]
-    assert shares[0].keys().isdisjoint(shares[1])
-    assert sorted([*shares[0], *shares[1]]) == sorted(whole)
-    for key, parts in (shares[0] | shares[1]).items():
-        assert parts.keys() == whole[key].keys()
-        for name, part in parts.items():
-            np.testing.assert_array_equal(part, whole[key][name], strict=True)
 
 
 @pytest.mark.parametrize("kind", ["E2-mixture-P1", "hybrid-tail-1", "feedback-fused"])
