@@ -75,7 +75,11 @@ def test_a_layer_that_attention_cannot_start_from_is_refused(
 def test_settings_that_would_keep_more_of_the_attention_are_named(
     family: str, form: dict[str, Any], left: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    target = TargetAdapter(tiny_family(family))
+    model = tiny_family(family)
+    for name, parameter in model.named_parameters():
+        if name.endswith(".bias"):
+            nn.init.normal_(parameter)
+    target = TargetAdapter(model)
     heads = target.spec.attention
     start_from(Trunk(hidden=32, **heads.model_dump(), **form), [read_attention(target, 0, heads)])
     assert left in caplog.text
