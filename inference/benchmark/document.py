@@ -138,7 +138,11 @@ class Place(NamedTuple):
 class MethodFigures(Settings):
     """Figures of a method at a temperature.
 
+    In a replay, `target_forwards` is the number of steps in which the drafter would have produced
+    the text, and seconds and speeds say nothing.
+
     Attributes:
+        family: name of the method of which this is one of several settings or trainings.
         tau: mean acceptance length, which is the number of tokens per forward pass of the target,
             pooled over all samples; it is 1 for autoregressive decoding. Prefill and the tokens
             that prefill delivers are not included. Prefill usually delivers one token, but several
@@ -156,6 +160,7 @@ class MethodFigures(Settings):
     """
 
     name: str
+    family: str | None = None
     kind: str
     temperature: float
     tau: float

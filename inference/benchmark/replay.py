@@ -11,34 +11,23 @@ which they were sampled, so a text does not determine its steps.
 """
 
 from collections.abc import Iterator, Sequence
+from statistics import fmean
 
 import torch
 from rich.table import Table
 
-from inference.benchmark.document import Continuation, Decoded, Environment, Sample, environment_of
-from inference.benchmark.harness import Harness, Results, Texts
-from inference.benchmark.methods import JakiroDecoding, SamplingOptions
+from inference.benchmark.document import ComparisonDocument, Continuation, Decoded, MethodFigures
+from inference.benchmark.methods import JakiroDecoding, Method, SamplingOptions
 from inference.benchmark.report import INTERRUPTED, table_of
-from inference.benchmark.run import prompts_for
-from inference.benchmark.settings import (
-    AUTOREGRESSIVE,
-    ComparisonSettings,
-    MethodName,
-    parse_replayed_methods,
-)
-from inference.benchmark.stats import TAU, Ratio, product, rate_of, ratio
-from inference.benchmark.subject import Subject, build_methods
+from inference.benchmark.stats import TAU, product, rate_of, ratio
+from inference.decoder import SpeculativeDecoder
 from inference.engine.batch import remaining
 from inference.engine.context import Context
 from inference.engine.loop import DecodeRun
 from inference.engine.policy import AlwaysDraft
 from inference.engine.stats import DecodeStats
 from inference.sampling.random_numbers import StepRandom
-from jakiro.errors import DataError
-from jakiro.target.adapter import TargetAdapter
 from jakiro.utils.devices import num_threads
-from jakiro.utils.progress import Track, untracked
-from jakiro.utils.settings import Settings
 
 LEGEND = (
     "tau: tokens per decoding step, with the 95% interval over prompts and, if there are several, "
@@ -46,41 +35,6 @@ LEGEND = (
     "with candidates to check at each depth that accepted one of them. Speeds are not measured; "
     "larger trees and slower drafters take more time."
 )
-
-
-class ReplayRow(Settings):
-    """Results of a drafter at a temperature.
-
-    Attributes:
-        tau: tokens per decoding step, pooled over trainings and prompts, with the 95% interval over
-            prompts and, if there are several, trainings; and tau of each training.
-        ratio: tau divided by that of the first drafter, with the same kind of interval. The
-            trainings of both are paired by their order.
-        conditional_acceptance_rate: for each depth, the share of the decoding steps with candidates
-            to check at this depth that accepted one of them, pooled over trainings.
-        samples: samples of each training. `target_forwards` is the number of decoding steps in
-            which the drafter would have produced the text; the seconds say nothing.
-    """
-
-    drafter: str
-    temperature: float
-    tau: Ratio
-    ratio: Ratio
-    conditional_acceptance_rate: tuple[float, ...]
-    samples: tuple[tuple[Sample, ...], ...]
-
-
-class ReplayDocument(Settings):
-    """Results of a replay; `tokens` is the number of tokens of the texts at each temperature.
-
-    After an interruption, only prompts that were replayed with all drafters are included.
-    """
-
-    environment: Environment
-    settings: ComparisonSettings
-    is_complete: bool = True
-    tokens: dict[float, int]
-    rows: tuple[ReplayRow, ...]
 
 
 class ReplayedDecoding(JakiroDecoding):
@@ -108,102 +62,63 @@ class ReplayedDecoding(JakiroDecoding):
             self._written[key] = self._writer.decode(prompts, sampling, seed).continuations
         answers = self._written[key]
         run = self.start(prompts, sampling, seed)
-        counts = replay(run, [answer.token_ids for answer in answers])
+        with num_threads(self.decoder.threads):
+            counts = replay(run, [answer.token_ids for answer in answers])
         continuations = [
             answer._replace(stats=stats) for answer, stats in zip(answers, counts, strict=True)
         ]
         return Decoded(continuations, {})
 
 
-class Replay:
-    """A comparison of drafters by the tokens per decoding step that they would have reached."""
-
-    def __init__(self, settings: ComparisonSettings, subject: Subject, name_or_path: str) -> None:
-        names = parse_replayed_methods(settings.methods)
-        target = TargetAdapter(subject.model)
-        self.settings = settings
-        self.environment = environment_of(target, name_or_path)
-        self.prompts = prompts_for(settings.model_copy(update={"methods": (AUTOREGRESSIVE,)}))
-        if len(self.prompts) < 2:
-            raise DataError("an interval needs more than one prompt; pass more in --prompts")
-        texts = Texts.of(target, subject.tokenizer)
-        texts.require_room(self.prompts, settings.max_new_tokens)
-        methods = _methods(names, subject)
-        self.harness = Harness(methods, settings, texts)
-        self.trainings: dict[str, list[str]] = {}
-        for method in methods:
-            self.trainings.setdefault(method.family, []).append(method.name)
-
-    def run(self, track: Track = untracked) -> ReplayDocument:
-        """Write the texts, replay them with each drafter, and return the results.
-
-        Raises:
-            DataError: all texts at a temperature end with their first token.
-        """
-        self.harness.advance = track("Replaying", self.harness.num_groups(self.prompts))
-        threads = self.settings.threads  # "auto" is for measurements of speed
-        with num_threads(None if threads == "auto" else threads):
-            results = self.harness.measure(self.prompts)
-        first = self.harness.methods[0].name
-        measured = [t for t in self.settings.temperatures if (first, t) in results]
-        return ReplayDocument(
-            environment=self.environment,
-            settings=self.settings,
-            is_complete=not self.harness.is_interrupted,
-            tokens={t: sum(one.tokens for one in results[first, t]) for t in measured},
-            rows=tuple(row for t in measured for row in self._rows(t, results)),
-        )
-
-    def _rows(self, temperature: float, results: Results) -> Iterator[ReplayRow]:
-        base = None
-        for name, trainings in self.trainings.items():
-            measured = [results[training, temperature] for training in trainings]
-            units = sorted(sample.prompt for sample in measured[0])
-            rate = rate_of(measured, TAU, units)
-            base = base or rate
-            pooled = DecodeStats.pooled(
-                answer.stats for samples in measured for one in samples for answer in one.answers
-            )
-            yield ReplayRow(
-                drafter=name,
-                temperature=temperature,
-                tau=product([(1.0, rate)]),
-                ratio=ratio(rate, base),
-                conditional_acceptance_rate=tuple(pooled.conditional_acceptance_rate),
-                samples=tuple(map(tuple, measured)),
-            )
-
-
-def _methods(names: Sequence[MethodName], subject: Subject) -> list[ReplayedDecoding]:
-    writer = JakiroDecoding(AUTOREGRESSIVE, AUTOREGRESSIVE, subject.decoder())
+def replayed(methods: Sequence[Method], plain: SpeculativeDecoder) -> list[Method]:
+    """Return methods that replay the texts of a decoder without drafts."""
+    writer = JakiroDecoding("writer", "autoregressive", plain)
     written: dict[object, list[Continuation]] = {}
     return [
         ReplayedDecoding(method, f"{method.name} ({number})", writer, written)
-        for number, method in enumerate(build_methods(names, subject))
+        for number, method in enumerate(methods)
         if isinstance(method, JakiroDecoding)
     ]
 
 
-def replay_tables(document: ReplayDocument) -> Iterator[Table | str]:
-    """Yield a note after an interruption, a table for each temperature, and a legend."""
+def replay_tables(document: ComparisonDocument) -> Iterator[Table | str]:
+    """Yield a note after an interruption, a table for each temperature, and a legend.
+
+    Raises:
+        DataError: all texts at a temperature end with their first token.
+    """
     if not document.is_complete:
         yield INTERRUPTED
-    for temperature, num_tokens in document.tokens.items():
-        rows = [row for row in document.rows if row.temperature == temperature]
-        first = rows[0]
-        yield table_of(
-            f"T = {temperature:g}; trainings: {len(first.samples)}, prompts: "
-            f"{len(first.samples[0])}, tokens: {num_tokens:,}",
-            ("drafter", "tau", f"tau / {first.drafter}", "by depth"),
-            [
+    for temperature in dict.fromkeys(method.temperature for method in document.methods):
+        trainings: dict[str, list[MethodFigures]] = {}
+        for method in document.methods:
+            if method.temperature == temperature:
+                trainings.setdefault(str(method.family), []).append(method)
+        base = trainings[document.baseline]
+        units = sorted({sample.prompt for sample in base[0].samples})
+        rates = {
+            name: rate_of([one.samples for one in of_name], TAU, units)
+            for name, of_name in trainings.items()
+        }
+        rows = []
+        for name, rate in rates.items():
+            compared = ratio(rate, rates[document.baseline])
+            shares = zip(
+                *(one.conditional_acceptance_rate for one in trainings[name]), strict=False
+            )
+            rows.append(
                 (
-                    row.drafter,
-                    row.tau.shown(2),
-                    row.ratio.shown(3) + (" *" if row.ratio.is_resolved else ""),
-                    " ".join(f"{rate:.2f}" for rate in row.conditional_acceptance_rate),
+                    name,
+                    product([(1.0, rate)]).shown(2),
+                    compared.shown(3) + " *" * compared.is_resolved,
+                    " ".join(f"{fmean(at_depth):.2f}" for at_depth in shares),
                 )
-                for row in rows
-            ],
+            )
+        yield table_of(
+            f"T = {temperature:g}; trainings: {len(base)}, prompts: {len(units)}, "
+            f"tokens: {base[0].tokens:,}",
+            ("drafter", "tau", f"tau / {document.baseline}", "by depth"),
+            rows,
         )
     yield LEGEND
 

@@ -91,7 +91,7 @@ class Comparison:
         measured_at = {temperature for _, temperature in results}
         for temperature in filter(measured_at.__contains__, self.settings.temperatures):
             reference = None
-            if not temperature:
+            if not temperature and not self.settings.replay:
                 greedy = untimed or results[str(self._measured_reference), 0.0]
                 reference = {sample.prompt: sample.token_ids for sample in greedy}
             of_baseline = [
@@ -120,7 +120,8 @@ class Comparison:
 
     def _reference(self, harness: Harness, track: Track) -> list[Sample]:
         """Return samples of the target's greedy tokens; none if they are not needed or measured."""
-        if 0.0 not in self.settings.temperatures or self._measured_reference is not None:
+        is_needed = 0.0 in self.settings.temperatures and not self.settings.replay
+        if not is_needed or self._measured_reference is not None:
             return []
         method = TransformersDecoding("reference", TRANSFORMERS, self.model)
         advance = track("Greedy answers of the target, not timed", len(self.prompts))
@@ -174,6 +175,7 @@ def _figures_of(
     speedup = ratio(speed, other)
     return MethodFigures(
         name=method.name,
+        family=method.family,
         kind=method.kind,
         temperature=temperature,
         tau=tau.value,

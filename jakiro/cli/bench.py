@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 import typer
 from pydantic import PositiveInt
 
-from inference.benchmark.settings import ComparisonSettings, parse_methods
+from inference.benchmark.settings import ComparisonSettings, methods_of
 from jakiro.cli import options
 from jakiro.cli.output import STANDARD_OUTPUT, terminated_like_interrupted, writer
 from jakiro.cli.settings import LoadSettings
@@ -50,10 +50,6 @@ class BenchSettings(ComparisonSettings):
 class OutputSettings(Settings):
     target: str
     """The model to decode with."""
-    replay: bool = False
-    """Compare only the tau of trained drafters, on texts that the target writes once. Methods
-    drafter=PATH with the same name are trainings with different seeds, in the same order for all
-    names. Trees have 60 deterministic candidates by default."""
     json_file: Path | None = None
     """Write all measured values to this file; - for standard output."""
     report: Path | None = None
@@ -84,17 +80,14 @@ def bench(
     json_file, report = output.json_file, output.report
     if json_file is not None and json_file == report:
         raise ConfigError("--json and --report name the same file")
-    is_plain = report is None and settings.repeats == 1 and settings.baseline is None
-    if output.replay and (settings.keep_state or not is_plain):
-        raise ConfigError(
-            "--replay cannot be combined with --report, --repeats, --keep-state or --baseline"
-        )
+    if settings.replay and report is not None:
+        raise ConfigError("--replay measures no speeds, so it has no --report")
     store_json = writer(json_file, standard_output=True)  # refuses a file that exists already
     store_page = writer(report, "--report", "the figures")
     if report is not None:
         require_extra("bench")
     with terminated_like_interrupted():
-        document: Any = _measure(output, settings, load)
+        document: Any = _measure(output.target, settings, load)
         try:  # the table first, because a full disk can prevent the files
             _show(document, to_stderr=json_file == STANDARD_OUTPUT)
         finally:
@@ -107,25 +100,23 @@ def bench(
         raise typer.Exit(EXIT_CODE_INTERRUPTED)
 
 
-def _measure(output: OutputSettings, settings: BenchSettings, load: LoadSettings) -> Any:
-    """Return the document of a comparison or of a replay."""
-    from inference.benchmark.replay import Replay
+def _measure(target: str, settings: BenchSettings, load: LoadSettings) -> Any:
+    from inference.benchmark.replay import replayed
     from inference.benchmark.run import Comparison, prompts_for
     from inference.benchmark.subject import Subject, build_methods
     from jakiro.utils.pretrained import load_target
     from jakiro.utils.progress import ProgressDisplay, tracked
 
-    prompts = None if output.replay else prompts_for(settings)  # before the models are loaded
+    prompts = prompts_for(settings)  # before the models are loaded
+    # Threads that are chosen by their speed would round differently in a later replay.
+    threads = None if settings.replay and settings.threads == "auto" else settings.threads
     with quiet_libraries():
-        model, tokenizer = load_target(output.target, load.dtype, load.torch_device)
-        threads = None if output.replay else settings.threads
+        model, tokenizer = load_target(target, load.dtype, load.torch_device)
         subject = Subject(model, tokenizer, threads, other_weights=settings.other_weights)
-        comparison: Comparison | Replay
-        if prompts is None:
-            comparison = Replay(settings, subject, output.target)
-        else:
-            methods = build_methods(parse_methods(settings.methods), subject)
-            comparison = Comparison(settings, prompts, methods, subject, output.target)
+        methods = build_methods(methods_of(settings), subject)
+        if settings.replay:
+            methods = replayed(methods, subject.decoder())
+        comparison = Comparison(settings, prompts, methods, subject, target)
     with ProgressDisplay() as progress:
         return comparison.run(tracked(progress))
 
@@ -133,10 +124,9 @@ def _measure(output: OutputSettings, settings: BenchSettings, load: LoadSettings
 def _show(document: Any, *, to_stderr: bool) -> None:
     from rich.console import Console
 
-    from inference.benchmark.replay import ReplayDocument, replay_tables
+    from inference.benchmark.replay import replay_tables
     from inference.benchmark.report import figures_table
 
     console = Console(stderr=to_stderr)
-    is_replay = isinstance(document, ReplayDocument)
-    for part in (replay_tables if is_replay else figures_table)(document):
+    for part in (replay_tables if document.settings.replay else figures_table)(document):
         console.print(part, highlight=False)

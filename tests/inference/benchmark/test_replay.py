@@ -10,12 +10,14 @@ from helpers.mixed_prompts import RECORDS, write_target_and_prompts
 from helpers.models import tiny_drafter, tiny_llama
 from helpers.quick import mostly_slow
 from helpers.variants import VARIANTS
+from rich.table import Table
 from transformers import LlamaForCausalLM
 
 from inference import SpeculativeDecoder
-from inference.benchmark.replay import Replay, ReplayDocument, replay
+from inference.benchmark.document import ComparisonDocument
+from inference.benchmark.replay import replay, replay_tables, replayed
 from inference.benchmark.run import Comparison, prompts_for
-from inference.benchmark.settings import ComparisonSettings, parse_methods
+from inference.benchmark.settings import ComparisonSettings, methods_of, parse_methods
 from inference.benchmark.subject import Subject, build_methods
 from inference.drafters.small_lm import SmallLMDrafter, SmallLMSettings
 from inference.engine.stats import DecodeStats
@@ -92,15 +94,15 @@ def test_trees_are_cut_where_the_target_reads_no_further_tokens(model: LlamaForC
 
 
 TREES = "candidates=60"
-Replayed = Callable[..., ReplayDocument]
+Replayed = Callable[..., ComparisonDocument]
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with a target, three drafters and a file of prompts."""
+    """A folder with a target, four drafters and a file of prompts."""
     path = tmp_path_factory.mktemp("replay")
     target = write_target_and_prompts(path)
-    for seed in range(3):
+    for seed in range(4):
         tiny_drafter(target, seed=seed).save_pretrained(path / f"drafter-{seed}")
     return path
 
@@ -111,23 +113,24 @@ def subject(folder: Path) -> Subject:
 
 
 @pytest.fixture(scope="module")
-def replayed(folder: Path, subject: Subject) -> Replayed:
+def compared(folder: Path, subject: Subject) -> Replayed:
     """A function that replays the drafters with the given names, which have rising numbers."""
 
-    def run(*names: str, options: str = TREES, **changes: Any) -> ReplayDocument:
+    def run(*names: str, options: str = TREES, **changes: Any) -> ComparisonDocument:
         methods = tuple(
             f"drafter={folder / f'drafter-{number}'},{options},name={name}"
             for number, name in enumerate(names)
         )
         fields: dict[str, Any] = {"prompts": str(folder / "prompts.jsonl"), "max_new_tokens": 7}
-        settings = ComparisonSettings(methods=methods, **fields | changes)
-        return Replay(settings, subject, "tiny").run()
+        settings = ComparisonSettings(methods=methods, replay=True, **fields | changes)
+        built = replayed(build_methods(methods_of(settings), subject), subject.decoder())
+        return Comparison(settings, prompts_for(settings), built, subject, "tiny").run()
 
     return run
 
 
 def test_greedy_figures_are_those_of_decoding(
-    folder: Path, subject: Subject, replayed: Replayed
+    folder: Path, subject: Subject, compared: Replayed
 ) -> None:
     drafter = f"drafter={folder / 'drafter-0'},{TREES}"
     settings = ComparisonSettings(
@@ -136,40 +139,44 @@ def test_greedy_figures_are_those_of_decoding(
     methods = build_methods(parse_methods([drafter]), subject)
     comparison = Comparison(settings, prompts_for(settings), methods, subject, "tiny")
     decoded = comparison.run().methods[0]
-    (row,) = replayed("only", batch_size=3).rows
-    assert row.tau.value == pytest.approx(decoded.tau)
-    assert row.conditional_acceptance_rate == decoded.conditional_acceptance_rate
-    assert {
-        (one.prompt, one.category, one.decoded, one.target_forwards) for one in row.samples[0]
-    } == {(one.prompt, one.category, one.decoded, one.target_forwards) for one in decoded.samples}
-
-
-def test_all_drafters_get_the_same_texts_and_the_first_is_the_baseline(replayed: Replayed) -> None:
-    document = replayed("a", "b", temperatures=(0.0, 1.0), batch_size=8)
-    rows = [(row.drafter, row.temperature) for row in document.rows]
-    assert rows == [(name, temperature) for temperature in (0.0, 1.0) for name in "ab"]
-    for first, second in zip(document.rows[::2], document.rows[1::2], strict=True):
-        assert first.ratio.value == 1.0
-        assert second.ratio.value == pytest.approx(second.tau.value / first.tau.value)
-        decoded = [[one.decoded for one in row.samples[0]] for row in (first, second)]
-        assert decoded[0] == decoded[1]
-    num_turns = sum(len(record.get("turns", "1")) for record in RECORDS)
-    assert document.tokens == {0.0: 7 * num_turns, 1.0: 7 * num_turns}
-    text = document.model_dump_json()
-    assert ReplayDocument.model_validate_json(text).model_dump_json() == text
-    (small,) = replayed("a", options="candidates=20,levels=1").rows
-    assert len(small.conditional_acceptance_rate) < len(
-        document.rows[0].conditional_acceptance_rate
-    )
-
-
-def test_trainings_with_the_same_name_are_pooled(replayed: Replayed) -> None:
-    (row,) = replayed("a", "a", "a").rows
-    totals = [
-        (sum(p.decoded for p in one), sum(p.target_forwards for p in one)) for one in row.samples
+    (one,) = compared("only", batch_size=3).methods
+    assert one.tau == pytest.approx(decoded.tau)
+    assert one.conditional_acceptance_rate == decoded.conditional_acceptance_rate
+    counts = [
+        {(one.prompt, one.category, one.decoded, one.target_forwards) for one in method.samples}
+        for method in (one, decoded)
     ]
-    assert len(row.samples) == 3
-    assert row.tau.by_seed == pytest.approx([decoded / steps for decoded, steps in totals])
-    decoded, steps = map(sum, zip(*totals, strict=True))
-    assert row.tau.value == pytest.approx(decoded / steps)
-    assert row.tau.low < row.tau.value < row.tau.high
+    assert counts[0] == counts[1]
+
+
+def test_all_drafters_get_the_same_texts(compared: Replayed) -> None:
+    document = compared("a", "b", temperatures=(0.0, 1.0), batch_size=8)
+    families = [(method.family, method.temperature) for method in document.methods]
+    assert families == [(name, temperature) for temperature in (0.0, 1.0) for name in "ab"]
+    num_turns = sum(len(record.get("turns", "1")) for record in RECORDS)
+    for first, second in zip(document.methods[::2], document.methods[1::2], strict=True):
+        assert first.tokens == second.tokens == 7 * num_turns
+        decoded = [[one.decoded for one in method.samples] for method in (first, second)]
+        assert decoded[0] == decoded[1]
+    (small,) = compared("a", options="candidates=20,levels=1").methods
+    depths = [len(one.conditional_acceptance_rate) for one in (small, document.methods[0])]
+    assert depths[0] < depths[1]
+
+
+def test_trainings_with_the_same_name_are_pooled_and_the_first_name_is_the_baseline(
+    compared: Replayed,
+) -> None:
+    document = compared("a", "b", "a", "b")
+    table, _ = replay_tables(document)
+    assert isinstance(table, Table)
+    names, taus, ratios, _ = (list(column.cells) for column in table.columns)
+    assert list(map(str, names)) == ["a", "b"]
+    pooled = {}
+    for name in "ab":
+        of_name = [method for method in document.methods if method.family == name]
+        samples = [sample for method in of_name for sample in method.samples]
+        steps = sum(sample.target_forwards for sample in samples)
+        pooled[name] = sum(sample.decoded for sample in samples) / steps
+    assert [str(tau).split()[0] for tau in taus] == [f"{tau:.2f}" for tau in pooled.values()]
+    assert str(ratios[0]) == "1.000 [1.000, 1.000]"
+    assert str(ratios[1]).startswith(f"{pooled['b'] / pooled['a']:.3f} [")
