@@ -11,10 +11,10 @@ from rich.progress import Progress
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from inference.benchmark.document import ComparisonDocument
-from inference.benchmark.report import figures_table
-from inference.benchmark.run import Comparison, prompts_for
-from inference.benchmark.settings import ComparisonSettings, parse_methods
-from inference.benchmark.subject import Subject, build_methods
+from inference.benchmark.report import show
+from inference.benchmark.run import compare, prompts_for
+from inference.benchmark.settings import ComparisonSettings
+from inference.benchmark.subject import Subject
 from jakiro.utils.devices import Device, choose_device
 from jakiro.utils.fetch import fetch_model
 from jakiro.utils.files import checksum, ensure_writable_folder, fingerprint
@@ -61,8 +61,7 @@ def run_demo(
         model, tokenizer = load_target(MODEL, "auto", choose_device(device))
         fresh = _train(folder, model, tokenizer, device, steps, progress)
         document = _compare(fresh, Subject(model, tokenizer, threads="auto"), progress)
-    for part in figures_table(document):  # before the file, which a full disk can prevent
-        Console().print(part, highlight=False)
+    show(document, Console())  # before the file, which a full disk can prevent
     if store is not None:
         store(document.model_dump_json(indent=1) + "\n")
     _show_next(Console(), str(fresh))
@@ -111,11 +110,8 @@ def _compare(fresh: Path, subject: Subject, progress: Progress) -> ComparisonDoc
         prompts=str(ASSETS / "prompts.jsonl"),
         max_new_tokens=MAX_NEW_TOKENS,
         temperatures=TEMPERATURES,
-        threads=subject.threads,
     )
-    prompts = prompts_for(settings)
-    methods = build_methods(parse_methods(settings.methods), subject)
-    return Comparison(settings, prompts, methods, subject, MODEL).run(tracked(progress))
+    return compare(settings, prompts_for(settings), subject, MODEL, tracked(progress))
 
 
 def _show_next(console: Console, drafter: str) -> None:

@@ -104,15 +104,16 @@ class Sample(Settings):
         prompt: BenchPrompt,
         answers: Sequence[Continuation],
         seconds: Mapping[str, float],
-        place: "Place",
+        repeat: int,
+        group: int,
     ) -> "Sample":
         """Return the sample of a prompt with its answers, its seconds and those of phases."""
         stats = DecodeStats.pooled(answer.stats for answer in answers)
         return cls(
             prompt=prompt.fingerprint,
             category=prompt.category,
-            repeat=place.repeat,
-            group=place.group,
+            repeat=repeat,
+            group=group,
             tokens=stats.emitted,
             decoded=stats.decoded,
             target_forwards=stats.target_forwards,
@@ -128,13 +129,6 @@ class Sample(Settings):
         return [answer.token_ids for answer in self.answers]
 
 
-class Place(NamedTuple):
-    """The numbers of a repeat, and of a group of prompts."""
-
-    repeat: int = 0
-    group: int = 0
-
-
 class MethodFigures(Settings):
     """Figures of a method at a temperature.
 
@@ -147,7 +141,6 @@ class MethodFigures(Settings):
             pooled over all samples; it is 1 for autoregressive decoding. Prefill and the tokens
             that prefill delivers are not included. Prefill usually delivers one token, but several
             if it also verifies drafts, as in transformers' prompt lookup.
-        tau_low, tau_high: ends of the 95% interval of tau over prompts.
         speedup: tokens per second divided by those of the baseline at the same temperature. The
             ends of its 95% interval over prompts are `speedup_low` and `speedup_high`.
         drafting_share: share of the forward passes that verify drafts; None for methods without
@@ -164,8 +157,6 @@ class MethodFigures(Settings):
     kind: str
     temperature: float
     tau: float
-    tau_low: float
-    tau_high: float
     tokens_per_second: float
     speedup: float
     speedup_low: float

@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 from transformers import PreTrainedTokenizerBase
 
-from inference.benchmark.document import Continuation, Place, Sample, now
+from inference.benchmark.document import Continuation, Sample, now
 from inference.benchmark.methods import Method, SamplingOptions
 from inference.benchmark.settings import ComparisonSettings
 from inference.generation.prompt_file import BenchPrompt
@@ -27,7 +27,6 @@ from jakiro.utils.token_text import text_of_tokens
 Encode = Callable[[Prompt], list[int]]
 Decode = Callable[[list[int]], str]
 Results = dict[tuple[str, float], list[Sample]]  # of each method at each temperature
-_FIRST = Place()
 
 
 class Texts(NamedTuple):
@@ -107,12 +106,14 @@ class Harness:
         group: Sequence[BenchPrompt],
         sampling: SamplingOptions,
         seed: int,
-        place: Place = _FIRST,
+        repeat: int = 0,
+        number: int = 0,
     ) -> list[Sample]:
         """Return the samples of a group of prompts.
 
         Args:
             seed: seed of the first chat turn; the seed increases by 1 with each later chat turn.
+            number: number of the group.
         """
         turns: list[list[Continuation]] = [[] for _ in group]
         seconds: list[Counter[str]] = [Counter() for _ in group]
@@ -126,7 +127,7 @@ class Harness:
                 turns[index].append(continuation)
                 seconds[index].update({name: value / len(live) for name, value in taken.items()})
         answers = zip(group, turns, seconds, strict=True)
-        return [Sample.of(*answer, place) for answer in answers]
+        return [Sample.of(*answer, repeat, number) for answer in answers]
 
     def sampling(self, temperature: float) -> SamplingOptions:
         """Return the sampling options at a temperature."""
@@ -139,29 +140,24 @@ class Harness:
         """Add the measurements of each group once all methods have decoded it."""
         for temperature in temperatures:
             self._warm_up(groups, self.sampling(temperature))
-        order = random.Random(self.settings.seed)
+        order, seed = random.Random(self.settings.seed), self.settings.seed
         for repeat in range(self.settings.repeats):
             for number in order.sample(range(len(groups)), len(groups)):
                 of_group: Results = {}
+                # All methods get the same seed, so methods that sample in the same way generate the
+                # same text.
+                own = seed + 1000 * (repeat * len(groups) + number)
                 for temperature in order.sample(temperatures, len(temperatures)):
                     for method in order.sample(self.methods, len(self.methods)):
-                        place = Place(repeat, number)
-                        measured = self._measure_group(method, groups, temperature, place)
-                        of_group[method.name, temperature] = measured
+                        if not self.settings.keep_state:
+                            method.reset()
+                        sampling = self.sampling(temperature)
+                        of_group[method.name, temperature] = self.decode(
+                            method, groups[number], sampling, own, repeat, number
+                        )
                         self.advance()
                 for key, measured in of_group.items():
                     results.setdefault(key, []).extend(measured)
-
-    def _measure_group(
-        self, method: Method, groups: list[list[BenchPrompt]], temperature: float, place: Place
-    ) -> list[Sample]:
-        if not self.settings.keep_state:
-            method.reset()
-        # All methods get the same seed, so methods that sample in the same way generate the same
-        # text.
-        seed = self.settings.seed + 1000 * (place.repeat * len(groups) + place.group)
-        sampling = self.sampling(temperature)
-        return self.decode(method, groups[place.group], sampling, seed, place)
 
     def _warm_up(self, groups: list[list[BenchPrompt]], sampling: SamplingOptions) -> None:
         """Decode a group of each size: a decoder may measure costs for each size."""

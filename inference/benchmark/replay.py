@@ -10,16 +10,12 @@ Sampled candidates are different: whether they are accepted also depends on the 
 which they were sampled, so a text does not determine its steps.
 """
 
-from collections.abc import Iterator, Sequence
-from statistics import fmean
+from collections.abc import Sequence
 
 import torch
-from rich.table import Table
 
-from inference.benchmark.document import ComparisonDocument, Continuation, Decoded, MethodFigures
+from inference.benchmark.document import Continuation, Decoded
 from inference.benchmark.methods import JakiroDecoding, Method, SamplingOptions
-from inference.benchmark.report import INTERRUPTED, table_of
-from inference.benchmark.stats import TAU, product, rate_of, ratio
 from inference.decoder import SpeculativeDecoder
 from inference.engine.batch import remaining
 from inference.engine.context import Context
@@ -28,13 +24,6 @@ from inference.engine.policy import AlwaysDraft
 from inference.engine.stats import DecodeStats
 from inference.sampling.random_numbers import StepRandom
 from jakiro.utils.devices import num_threads
-
-LEGEND = (
-    "tau: tokens per decoding step, with the 95% interval over prompts and, if there are several, "
-    "trainings. An asterisk marks ratios whose interval excludes 1. by depth: share of the steps "
-    "with candidates to check at each depth that accepted one of them. Speeds are not measured; "
-    "larger trees and slower drafters take more time."
-)
 
 
 class ReplayedDecoding(JakiroDecoding):
@@ -79,48 +68,6 @@ def replayed(methods: Sequence[Method], plain: SpeculativeDecoder) -> list[Metho
         for number, method in enumerate(methods)
         if isinstance(method, JakiroDecoding)
     ]
-
-
-def replay_tables(document: ComparisonDocument) -> Iterator[Table | str]:
-    """Yield a note after an interruption, a table for each temperature, and a legend.
-
-    Raises:
-        DataError: all texts at a temperature end with their first token.
-    """
-    if not document.is_complete:
-        yield INTERRUPTED
-    for temperature in dict.fromkeys(method.temperature for method in document.methods):
-        trainings: dict[str, list[MethodFigures]] = {}
-        for method in document.methods:
-            if method.temperature == temperature:
-                trainings.setdefault(str(method.family), []).append(method)
-        base = trainings[document.baseline]
-        units = sorted({sample.prompt for sample in base[0].samples})
-        rates = {
-            name: rate_of([one.samples for one in of_name], TAU, units)
-            for name, of_name in trainings.items()
-        }
-        rows = []
-        for name, rate in rates.items():
-            compared = ratio(rate, rates[document.baseline])
-            shares = zip(
-                *(one.conditional_acceptance_rate for one in trainings[name]), strict=False
-            )
-            rows.append(
-                (
-                    name,
-                    product([(1.0, rate)]).shown(2),
-                    compared.shown(3) + " *" * compared.is_resolved,
-                    " ".join(f"{fmean(at_depth):.2f}" for at_depth in shares),
-                )
-            )
-        yield table_of(
-            f"T = {temperature:g}; trainings: {len(base)}, prompts: {len(units)}, "
-            f"tokens: {base[0].tokens:,}",
-            ("drafter", "tau", f"tau / {document.baseline}", "by depth"),
-            rows,
-        )
-    yield LEGEND
 
 
 @torch.inference_mode()

@@ -3,6 +3,7 @@
 import warnings
 from collections.abc import Iterable, Iterator, Sequence
 from io import StringIO
+from statistics import fmean
 from typing import Any
 
 from rich import box
@@ -11,7 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from inference.benchmark.document import ComparisonDocument, MethodFigures
-from inference.benchmark.stats import FEWEST_PROMPTS
+from inference.benchmark.stats import FEWEST_PROMPTS, TAU, product, rate_of, ratio
 
 COLUMNS = ("method", "tau", "drafts", "tok/s", "speed-up [95%]", "first", "same")
 INTERRUPTED = "The measurement was interrupted: only prompts that all methods decoded are included."
@@ -19,6 +20,12 @@ LEGEND = (
     "tau: tokens per forward pass of the target. drafts: share of these passes with drafts. tok/s: "
     "new tokens divided by all seconds. first: median milliseconds to the first token. same: share "
     "of greedy answers that equal those of generate()."
+)
+REPLAY_LEGEND = (
+    "tau: tokens per decoding step, with the 95% interval over prompts and, if there are several, "
+    "trainings. An asterisk marks ratios whose interval excludes 1. by depth: share of the steps "
+    "with candidates to check at each depth that accepted one of them. Speeds are not measured; "
+    "larger trees and slower drafters take more time."
 )
 _WIDTH, _ROW, _FIGURE = 10.0, 0.35, 2.2  # inches
 _COLUMNS = 120  # of the text in a page
@@ -40,17 +47,63 @@ def table_of(title: str, columns: Sequence[str], rows: Iterable[Sequence[str]]) 
     return table
 
 
-def figures_table(document: ComparisonDocument) -> Iterator[Table | str]:
-    """Yield a note after an interruption, a table for each temperature, and a legend."""
+def show(document: ComparisonDocument, console: Console) -> None:
+    """Print a note after an interruption, a table for each temperature, and a legend."""
+    for part in _parts(document):
+        console.print(part, highlight=False)
+
+
+def _parts(document: ComparisonDocument) -> Iterator[Table | str]:
     if not document.is_complete:
         yield INTERRUPTED
+    table = _replay_table if document.settings.replay else _speed_table
     for temperature in dict.fromkeys(method.temperature for method in document.methods):
-        yield table_of(
-            f"T = {temperature:g}, {document.prompts} prompts; speed-up over {document.baseline}",
-            COLUMNS,
-            [cells(method) for method in document.methods if method.temperature == temperature],
+        yield table(document, temperature)
+    yield from [REPLAY_LEGEND] if document.settings.replay else notes(document)
+
+
+def _speed_table(document: ComparisonDocument, temperature: float) -> Table:
+    return table_of(
+        f"T = {temperature:g}, {document.prompts} prompts; speed-up over {document.baseline}",
+        COLUMNS,
+        [cells(method) for method in document.methods if method.temperature == temperature],
+    )
+
+
+def _replay_table(document: ComparisonDocument, temperature: float) -> Table:
+    """Return the table of a replay at a temperature.
+
+    Raises:
+        DataError: all texts at the temperature end with their first token.
+    """
+    trainings: dict[str, list[MethodFigures]] = {}
+    for method in document.methods:
+        if method.temperature == temperature:
+            trainings.setdefault(str(method.family), []).append(method)
+    base = trainings[document.baseline]
+    units = sorted({sample.prompt for sample in base[0].samples})
+    rates = {
+        name: rate_of([one.samples for one in of_name], TAU, units)
+        for name, of_name in trainings.items()
+    }
+    rows = []
+    for name, rate in rates.items():
+        compared = ratio(rate, rates[document.baseline])
+        shares = zip(*(one.conditional_acceptance_rate for one in trainings[name]), strict=False)
+        rows.append(
+            (
+                name,
+                product([(1.0, rate)]).shown(2),
+                compared.shown(3) + " *" * compared.is_resolved,
+                " ".join(f"{fmean(at_depth):.2f}" for at_depth in shares),
+            )
         )
-    yield from notes(document)
+    return table_of(
+        f"T = {temperature:g}; trainings: {len(base)}, prompts: {len(units)}, "
+        f"tokens: {base[0].tokens:,}",
+        ("drafter", "tau", f"tau / {document.baseline}", "by depth"),
+        rows,
+    )
 
 
 def notes(document: ComparisonDocument) -> Iterator[str]:
@@ -94,8 +147,7 @@ def _has_too_few(figures: MethodFigures) -> bool:
 def page_of(document: ComparisonDocument) -> str:
     """Return an HTML page with a picture, the tables, and the settings; it needs no other file."""
     console = Console(file=StringIO(), record=True, width=_COLUMNS)
-    for part in figures_table(document):
-        console.print(part, highlight=False)
+    show(document, console)
     facts = document.model_dump(mode="json", include={"environment", "settings"})
     console.print_json(data=facts)
     start, body, end = console.export_html(inline_styles=True).partition("<body>")

@@ -17,6 +17,7 @@ from inference.benchmark.document import (
 )
 from inference.benchmark.harness import Harness, Results, Texts
 from inference.benchmark.methods import Method
+from inference.benchmark.replay import replayed
 from inference.benchmark.settings import (
     AUTOREGRESSIVE,
     TRANSFORMERS,
@@ -24,8 +25,8 @@ from inference.benchmark.settings import (
     ComparisonSettings,
     methods_of,
 )
-from inference.benchmark.stats import SPEED, TAU, Ratio, product, rate_of, ratio
-from inference.benchmark.subject import Subject
+from inference.benchmark.stats import SPEED, rate_of, ratio
+from inference.benchmark.subject import Subject, build_methods
 from inference.benchmark.transformers_methods import TransformersDecoding
 from inference.engine.stats import DecodeStats
 from inference.generation.prompt_file import BenchPrompt, distinct, read_prompts
@@ -47,6 +48,24 @@ def prompts_for(settings: ComparisonSettings) -> list[BenchPrompt]:
     if repeated := len(read) - len(prompts):
         _logger.warning(f"{repeated} duplicate prompts are ignored")
     return _from_all_categories(prompts)[: settings.num_prompts]
+
+
+def compare(
+    settings: ComparisonSettings,
+    prompts: Sequence[BenchPrompt],
+    subject: Subject,
+    name_or_path: str,
+    track: Track = untracked,
+) -> ComparisonDocument:
+    """Measure all methods, and return the document.
+
+    Args:
+        name_or_path: name of the target in the document.
+    """
+    methods = build_methods(methods_of(settings), subject)
+    if settings.replay:
+        methods = replayed(methods, subject.decoder())
+    return Comparison(settings, prompts, methods, subject, name_or_path).run(track)
 
 
 class Comparison:
@@ -169,7 +188,6 @@ def _figures_of(
     same = []
     if reference is not None:
         same = [sample.token_ids == reference[sample.prompt] for sample in samples]
-    tau = _tau(samples)
     groups = sorted({sample.group for sample in samples})
     speed, other = (rate_of([of], SPEED, groups, "group") for of in (samples, baseline))
     speedup = ratio(speed, other)
@@ -178,9 +196,7 @@ def _figures_of(
         family=method.family,
         kind=method.kind,
         temperature=temperature,
-        tau=tau.value,
-        tau_low=tau.low,
-        tau_high=tau.high,
+        tau=stats.tau,
         tokens_per_second=speed.pooled,
         speedup=speedup.value,
         speedup_low=speedup.low,
@@ -193,10 +209,3 @@ def _figures_of(
         seconds_to_first_token=median(one.seconds_to_first_token for one in samples),
         samples=tuple(samples),
     )
-
-
-def _tau(samples: Sequence[Sample]) -> Ratio:
-    rate = rate_of([samples], TAU, sorted({sample.group for sample in samples}), "group")
-    if not rate.top.sum() or not rate.bottom.sum():  # prefill has delivered all tokens
-        return Ratio(value=1.0, low=1.0, high=1.0, by_seed=(1.0,))
-    return product([(1.0, rate)])

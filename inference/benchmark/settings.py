@@ -66,9 +66,8 @@ class ComparisonSettings(Settings):
     """Seed for the order of prompts and methods, and for sampling."""
     keep_state: bool = False
     """Let adaptive drafters keep what they learn from one prompt for the next ones."""
-    threads: PositiveInt | Literal["auto"] | None = None
-    """Number of threads to compute with on a CPU; "auto" for the fastest number for each method;
-    None for torch's current number."""
+    threads: PositiveInt | Literal["auto"] | None = "auto"
+    """Number of threads of decoding steps on a CPU; auto measures which is fastest."""
     other_weights: bool = False
     """Use trained drafters even if they were trained for other weights of the target."""
     baseline: str | None = None

@@ -84,12 +84,11 @@ def rate_of(
 
 
 class Ratio(Settings):
-    """A ratio with its 95% interval, and the ratio for each seed."""
+    """A ratio with its 95% interval."""
 
     value: float
     low: float
     high: float
-    by_seed: tuple[float, ...]
 
     @property
     def is_resolved(self) -> bool:
@@ -129,22 +128,15 @@ def product(terms: Sequence[tuple[float, Rate]]) -> Ratio:
             "a rate cannot be computed without tokens after the first one, for every seed",
             remedy="measure on other prompts, or with more new tokens",
         )
-    value, by_seed = float(_product(parts, None)), _product(parts, 1)
+    # With a single division, x / x is exactly 1.
+    above, below = (
+        math.prod(values.sum() ** abs(power) for power, values in parts if power * sign > 0)
+        for sign in (1, -1)
+    )
+    value = float(above / below)
     influence = sum(exponent * values / values.sum() for exponent, values in parts)
     reach = math.exp(_reach([influence.sum(axis=0), influence.sum(axis=1)]))
-    return Ratio(
-        value=value, low=value / reach, high=value * reach, by_seed=tuple(by_seed.tolist())
-    )
-
-
-def _product(parts: Sequence[tuple[float, Floats]], axis: int | None) -> Floats:
-    """Return a product of powers of sums, with a single division, so that x / x is exactly 1."""
-    powers = [(exponent > 0, values.sum(axis=axis) ** abs(exponent)) for exponent, values in parts]
-    above, below = (
-        np.prod([power for is_above, power in powers if is_above is part], axis=0)
-        for part in (True, False)
-    )
-    return above / below
+    return Ratio(value=value, low=value / reach, high=value * reach)
 
 
 def _reach(influences: Sequence[Floats]) -> float:

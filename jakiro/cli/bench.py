@@ -1,12 +1,11 @@
 """The command `jakiro bench`."""
 
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 import typer
-from pydantic import PositiveInt
 
-from inference.benchmark.settings import ComparisonSettings, methods_of
+from inference.benchmark.settings import ComparisonSettings
 from jakiro.cli import options
 from jakiro.cli.output import STANDARD_OUTPUT, terminated_like_interrupted, writer
 from jakiro.cli.settings import LoadSettings
@@ -40,13 +39,6 @@ merged-repeats=N          lookup, aded, tree=deterministic: a path that ends wit
                           another path is continued in the same way, up to N candidates in all"""
 
 
-class BenchSettings(ComparisonSettings):
-    """What is compared."""
-
-    threads: PositiveInt | Literal["auto"] | None = "auto"
-    """Number of threads of decoding steps on a CPU; auto measures which is fastest."""
-
-
 class OutputSettings(Settings):
     target: str
     """The model to decode with."""
@@ -73,7 +65,7 @@ def bench(
         ),
     ] = False,
     output: OutputSettings,
-    settings: BenchSettings,
+    settings: ComparisonSettings,
     load: LoadSettings,
 ) -> None:
     """Compare decoding methods on the same prompts: tau and tokens per second."""
@@ -87,23 +79,24 @@ def bench(
     if report is not None:
         require_extra("bench")
     with terminated_like_interrupted():
-        document: Any = _measure(output.target, settings, load)
+        document = _measure(output.target, settings, load)
+        from rich.console import Console
+
+        from inference.benchmark.report import page_of, show
+
         try:  # the table first, because a full disk can prevent the files
-            _show(document, to_stderr=json_file == STANDARD_OUTPUT)
+            show(document, Console(stderr=json_file == STANDARD_OUTPUT))
         finally:
             store_json(document.model_dump_json(indent=1) + "\n")
         if report is not None:
-            from inference.benchmark.report import page_of
-
             store_page(page_of(document))
     if not document.is_complete:
         raise typer.Exit(EXIT_CODE_INTERRUPTED)
 
 
-def _measure(target: str, settings: BenchSettings, load: LoadSettings) -> Any:
-    from inference.benchmark.replay import replayed
-    from inference.benchmark.run import Comparison, prompts_for
-    from inference.benchmark.subject import Subject, build_methods
+def _measure(target: str, settings: ComparisonSettings, load: LoadSettings) -> Any:
+    from inference.benchmark.run import compare, prompts_for
+    from inference.benchmark.subject import Subject
     from jakiro.utils.pretrained import load_target
     from jakiro.utils.progress import ProgressDisplay, tracked
 
@@ -112,21 +105,6 @@ def _measure(target: str, settings: BenchSettings, load: LoadSettings) -> Any:
     threads = None if settings.replay and settings.threads == "auto" else settings.threads
     with quiet_libraries():
         model, tokenizer = load_target(target, load.dtype, load.torch_device)
-        subject = Subject(model, tokenizer, threads, other_weights=settings.other_weights)
-        methods = build_methods(methods_of(settings), subject)
-        if settings.replay:
-            methods = replayed(methods, subject.decoder())
-        comparison = Comparison(settings, prompts, methods, subject, target)
-    with ProgressDisplay() as progress:
-        return comparison.run(tracked(progress))
-
-
-def _show(document: Any, *, to_stderr: bool) -> None:
-    from rich.console import Console
-
-    from inference.benchmark.replay import replay_tables
-    from inference.benchmark.report import figures_table
-
-    console = Console(stderr=to_stderr)
-    for part in (replay_tables if document.settings.replay else figures_table)(document):
-        console.print(part, highlight=False)
+    subject = Subject(model, tokenizer, threads, other_weights=settings.other_weights)
+    with quiet_libraries(), ProgressDisplay() as progress:
+        return compare(settings, prompts, subject, target, tracked(progress))

@@ -38,12 +38,6 @@ _NAME_KEYS = ("model_type", "speculators_model_type", "projector_type", "spec_de
 
 def plan_import(checkpoint: DraftCheckpoint) -> ImportPlan:
     """Return the plan for importing a published drafter."""
-    _refuse_others(checkpoint)
-    return _reader_for(checkpoint)(checkpoint)
-
-
-def _refuse_others(checkpoint: DraftCheckpoint) -> None:
-    """Raise an error for drafters that no import is needed or possible for."""
     if checkpoint.config.get("model_type") == JakiroConfig.model_type:
         raise cannot_import(
             checkpoint.source,
@@ -53,6 +47,7 @@ def _refuse_others(checkpoint: DraftCheckpoint) -> None:
         )
     if kind := _refused_kind(checkpoint.config, checkpoint.tensors):
         raise cannot_import(checkpoint.source, _KNOWN, kind)
+    return _reader_for(checkpoint)(checkpoint)
 
 
 def _reader_for(checkpoint: DraftCheckpoint) -> Reader:

@@ -73,21 +73,10 @@ def read_mixture_of_attentions(checkpoint: DraftCheckpoint) -> ImportPlan:
 
 
 def _heads_of(table: TensorTable, config: LayerConfig) -> AttentionShape:
-    """Return the geometry of both kinds of attention, which follows from their tensors."""
-    dim = config.heads.head_dim
-    counts = {
-        part: [table.matrix(f"{part}self_attn.{name}_proj.weight")[0] / dim for name in "qk"]
-        for part in (_OWN, _CROSS)
-    }
-    (num_heads, num_kv_heads), others = counts.values()
-    is_whole = num_heads.is_integer() and num_kv_heads.is_integer()
-    if [num_heads, num_kv_heads] != others or not is_whole or num_heads % num_kv_heads:
-        raise table.unusable(
-            f"the same number of heads of {dim} in self_attention and cross_attention",
-            f"{num_heads:g} and {others[0]:g} query heads, {num_kv_heads:g} and {others[1]:g} "
-            "key/value heads",
-        )
-    changes = {"num_heads": int(num_heads), "num_kv_heads": int(num_kv_heads)}
+    """Return the geometry of both kinds of attention, which follows from the tensors of one."""
+    rows = (table.matrix(f"{_OWN}self_attn.{name}_proj.weight")[0] for name in "qk")
+    num_heads, num_kv_heads = (count // config.heads.head_dim for count in rows)
+    changes = {"num_heads": num_heads, "num_kv_heads": num_kv_heads}
     return config.heads.model_copy(update=changes)
 
 
@@ -118,20 +107,14 @@ def _trunk_rows(settings: DrafterSettings, heads: AttentionShape, hidden: int) -
 def _take_memory(table: TensorTable, config: LayerConfig, heads: AttentionShape) -> dict[str, Any]:
     """Add layer self-attention and the projection after it, and return the settings of memory."""
     width, hidden = table.matrix("Ekv2E.weight")[1], config.hidden_size
-    rows = table.matrix(f"{_LAYERS}self_attn.q_proj.weight")[0]
-    if width % (2 * heads.head_dim) or rows % (2 * heads.num_heads):
-        raise table.unusable(
-            f"keys and values in heads of {heads.head_dim}, and {heads.num_heads} heads of an even "
-            "size in layer_self_attention",
-            f"Ekv2E with {width} columns, and {rows} rows of queries",
-        )
     inner = table.matrix(f"{_LAYERS}mlp.gate_proj.weight")[0]
-    kv_rows = table.matrix(f"{_LAYERS}self_attn.k_proj.weight")[0]
+    rows, kv_rows = (table.matrix(f"{_LAYERS}self_attn.{name}_proj.weight")[0] for name in "qk")
     dim = rows // heads.num_heads
-    if kv_rows % dim or heads.num_heads % (kv_rows // dim):
+    if width % (2 * heads.head_dim) or kv_rows % dim or rows % kv_rows:
         raise table.unusable(
-            f"a divisor of {heads.num_heads} heads of {dim} for the keys of layer_self_attention",
-            f"{kv_rows} rows",
+            f"keys and values in heads of {heads.head_dim}, and a divisor of {heads.num_heads} "
+            f"heads of {dim} for the keys of layer_self_attention",
+            f"Ekv2E with {width} columns, and {kv_rows} rows of keys",
         )
     # Published drafters read the key and the value of each head side by side. This project reads
     # all keys, and then all values. These are the published channels in our order.

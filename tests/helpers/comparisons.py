@@ -81,8 +81,6 @@ def _figures(
         kind="drafter" if drafts else name,
         temperature=temperature,
         **main,
-        tau_low=0.93 * tau,
-        tau_high=1.06 * tau,
         tokens=tokens,
         target_forwards=round(tokens / tau),
         identical_share=None if temperature else 1.0,

@@ -1,6 +1,7 @@
 """A replayed text has the steps with which it was decoded, and drafters are compared by them."""
 
 from collections.abc import Callable
+from io import StringIO
 from pathlib import Path
 from typing import Any
 
@@ -10,15 +11,16 @@ from helpers.mixed_prompts import RECORDS, write_target_and_prompts
 from helpers.models import tiny_drafter, tiny_llama
 from helpers.quick import mostly_slow
 from helpers.variants import VARIANTS
-from rich.table import Table
+from rich.console import Console
 from transformers import LlamaForCausalLM
 
 from inference import SpeculativeDecoder
 from inference.benchmark.document import ComparisonDocument
-from inference.benchmark.replay import replay, replay_tables, replayed
-from inference.benchmark.run import Comparison, prompts_for
-from inference.benchmark.settings import ComparisonSettings, methods_of, parse_methods
-from inference.benchmark.subject import Subject, build_methods
+from inference.benchmark.replay import replay
+from inference.benchmark.report import show
+from inference.benchmark.run import compare, prompts_for
+from inference.benchmark.settings import ComparisonSettings
+from inference.benchmark.subject import Subject
 from inference.drafters.small_lm import SmallLMDrafter, SmallLMSettings
 from inference.engine.stats import DecodeStats
 from inference.trees.shape import TreePlan, TreeShape
@@ -123,8 +125,7 @@ def compared(folder: Path, subject: Subject) -> Replayed:
         )
         fields: dict[str, Any] = {"prompts": str(folder / "prompts.jsonl"), "max_new_tokens": 7}
         settings = ComparisonSettings(methods=methods, replay=True, **fields | changes)
-        built = replayed(build_methods(methods_of(settings), subject), subject.decoder())
-        return Comparison(settings, prompts_for(settings), built, subject, "tiny").run()
+        return compare(settings, prompts_for(settings), subject, "tiny")
 
     return run
 
@@ -136,9 +137,7 @@ def test_greedy_figures_are_those_of_decoding(
     settings = ComparisonSettings(
         methods=(drafter,), prompts=str(folder / "prompts.jsonl"), max_new_tokens=7
     )
-    methods = build_methods(parse_methods([drafter]), subject)
-    comparison = Comparison(settings, prompts_for(settings), methods, subject, "tiny")
-    decoded = comparison.run().methods[0]
+    decoded = compare(settings, prompts_for(settings), subject, "tiny").methods[0]
     (one,) = compared("only", batch_size=3).methods
     assert one.tau == pytest.approx(decoded.tau)
     assert one.conditional_acceptance_rate == decoded.conditional_acceptance_rate
@@ -167,16 +166,17 @@ def test_trainings_with_the_same_name_are_pooled_and_the_first_name_is_the_basel
     compared: Replayed,
 ) -> None:
     document = compared("a", "b", "a", "b")
-    table, _ = replay_tables(document)
-    assert isinstance(table, Table)
-    names, taus, ratios, _ = (list(column.cells) for column in table.columns)
-    assert list(map(str, names)) == ["a", "b"]
+    screen = StringIO()
+    show(document, Console(file=screen, width=120))
+    rows = [line.split() for line in screen.getvalue().splitlines() if line[:2] in ("a ", "b ")]
+    assert [row[0] for row in rows] == ["a", "b"]
     pooled = {}
     for name in "ab":
         of_name = [method for method in document.methods if method.family == name]
         samples = [sample for method in of_name for sample in method.samples]
         steps = sum(sample.target_forwards for sample in samples)
         pooled[name] = sum(sample.decoded for sample in samples) / steps
-    assert [str(tau).split()[0] for tau in taus] == [f"{tau:.2f}" for tau in pooled.values()]
-    assert str(ratios[0]) == "1.000 [1.000, 1.000]"
-    assert str(ratios[1]).startswith(f"{pooled['b'] / pooled['a']:.3f} [")
+    assert [row[1] for row in rows] == [f"{tau:.2f}" for tau in pooled.values()]
+    ratios = [1.0, pooled["b"] / pooled["a"]]
+    assert [row[4] for row in rows] == [f"{ratio:.3f}" for ratio in ratios]
+    assert rows[0][5:7] == ["[1.000,", "1.000]"]

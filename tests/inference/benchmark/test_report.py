@@ -7,14 +7,12 @@ from helpers.comparisons import make_document, with_figures
 from rich.console import Console
 
 from inference.benchmark.document import ComparisonDocument
-from inference.benchmark.report import figures_table, page_of
+from inference.benchmark.report import page_of, show
 
 
 def printed(document: ComparisonDocument) -> str:
     stream = StringIO()
-    console = Console(file=stream, width=120)
-    for part in figures_table(document):
-        console.print(part)
+    show(document, Console(file=stream, width=120))
     return stream.getvalue()
 
 

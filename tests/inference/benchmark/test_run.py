@@ -10,7 +10,7 @@ from helpers.mixed_prompts import RECORDS, write_target_and_prompts
 from helpers.models import tiny_drafter
 
 from inference.benchmark.document import ComparisonDocument
-from inference.benchmark.run import Comparison, prompts_for
+from inference.benchmark.run import compare, prompts_for
 from inference.benchmark.settings import ComparisonSettings, parse_methods
 from inference.benchmark.subject import Subject, build_methods
 from inference.trees.shape import TreeShape
@@ -40,8 +40,7 @@ def compared(folder: Path, subject: Subject) -> Callable[..., ComparisonDocument
 
     def run(*methods: str, **changes: Any) -> ComparisonDocument:
         settings = _settings(folder, *methods, **changes)
-        built = build_methods(parse_methods(methods), subject)
-        return Comparison(settings, prompts_for(settings), built, subject, "tiny").run()
+        return compare(settings, prompts_for(settings), subject, "tiny")
 
     return run
 
@@ -103,15 +102,6 @@ def test_all_methods_are_measured_and_greedy_tokens_are_those_of_the_target(
     assert alone.tau == 1.0
     assert alone.tokens == (len(RECORDS) + 1) * NEW_TOKENS
     assert document.figures("transformers", 1.0).speedup == 1.0
-
-
-def test_figures_of_a_drafter_add_up(everything: ComparisonDocument) -> None:
-    for temperature in (0.0, 1.0):
-        one = everything.figures("drafter", temperature)
-        turns = sum(sample.turns for sample in one.samples)
-        assert one.tau == pytest.approx((one.tokens - turns) / one.target_forwards)
-        seconds = sum(sample.seconds for sample in one.samples)
-        assert one.tokens_per_second == pytest.approx(one.tokens / seconds)
 
 
 def test_prompts_decoded_together_give_the_same_greedy_tokens(

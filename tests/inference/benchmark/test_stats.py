@@ -15,7 +15,7 @@ def test_a_ratio_is_of_sums_and_not_a_mean_of_ratios() -> None:
     rate = Rate(np.array([[1.0, 9.0]]), np.array([[1.0, 3.0]]))
     assert product([(1.0, rate)]).value == pytest.approx(2.5)
     assert rate.pooled == 2.5
-    assert ratio(rate, rate) == Ratio(value=1.0, low=1.0, high=1.0, by_seed=(1.0,))
+    assert ratio(rate, rate) == Ratio(value=1.0, low=1.0, high=1.0)
 
 
 def test_the_interval_of_a_single_prompt_is_the_value() -> None:

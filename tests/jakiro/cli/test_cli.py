@@ -13,11 +13,6 @@ from jakiro.cli import main
 from jakiro.cli.output import say
 from jakiro.errors import ConfigError, JakiroError
 
-PROGRAMS = (
-    *("fetch", "generate", "chat", "serve", "connect", "demo", "init", "train", "ablate"),
-    *("bench", "verify", "prepare", "regenerate", "synthesize", "import", "export"),
-)
-
 Demo = Callable[..., None]
 
 
@@ -82,16 +77,6 @@ def test_a_malformed_command_is_one_line_with_a_remedy(
     assert line.startswith("error: ")
     assert complaint in line
     assert line.endswith(("; remedy: see `jakiro --help`", "; remedy: see `jakiro demo --help`"))
-
-
-def test_help_lists_every_program_in_groups(capsys: pytest.CaptureFixture[str]) -> None:
-    assert exit_code("--help") == 0
-    shown = [line.strip("│ ") for line in capsys.readouterr().out.splitlines()]
-    for program in PROGRAMS:
-        (line,) = (line for line in shown if line.startswith(f"{program} "))
-        assert line.removeprefix(program).strip()
-    for group in ("Decode", "Train", "Measure", "Data", "Exchange"):
-        assert any(line.startswith(f"╭─ {group} ") for line in shown)
 
 
 def test_messages_cannot_control_a_terminal(capsys: pytest.CaptureFixture[str]) -> None:

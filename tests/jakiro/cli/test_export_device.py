@@ -70,19 +70,3 @@ def test_an_exported_drafter_drafts_without_the_target(
     expected = decoder.generate(prompt, temperature=0, max_new_tokens=12)
     assert printed.out == f"{expected.text}\n"
     assert "requests (0 of them repeated)" in printed.err
-
-
-@pytest.mark.slow
-def test_unquantized_exports_draft_as_the_server_does(
-    decoder: SpeculativeDecoder, drafter: Path, tmp_path: Path
-) -> None:
-    out = str(tmp_path / "device")
-    words = ["--to", "device", "--out", out, "--embedding", "own"]
-    assert exit_code("export", drafter, *words) == 0
-    with (
-        running(decoder, remote_sessions=2) as server,
-        RemoteDecoder(server.url, out) as remote,
-    ):
-        output = remote.generate([5, 6, 7], temperature=0, max_new_tokens=20)
-    alone = decoder.generate([5, 6, 7], temperature=0, max_new_tokens=20)
-    assert (output.new_token_ids, output.depths) == (alone.new_token_ids, alone.depths)

@@ -37,7 +37,7 @@ MISTAKES = {
     f"{BENCH} --method lookup --baseline aded": "--baseline",
     f"{BENCH} --method lookup --json taken": "--json",
     f"{BENCH} --method lookup --report -": "--report",
-    f"{BENCH} --method drafter=drafter --replay --repeats 2": "--repeats",
+    f"{BENCH} --method drafter=drafter --replay --report a.html": "--report",
     "bench --target target --method lookup --prompts broken.jsonl": "broken.jsonl:2",
     "verify": "nothing to verify",
     "verify --url http://127.0.0.1:9/v1 --target target": "127.0.0.1:9",

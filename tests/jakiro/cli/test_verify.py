@@ -64,19 +64,6 @@ def test_a_faulty_decoder_gives_exit_code_1_and_says_where(
     assert "0 of 1 checks passed" in lines[2]
 
 
-def test_other_weights_of_the_target_are_possible_with_a_warning(
-    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    figures = tmp_path / "figures.json"
-    words = ("--target", folder / "other", "--num-prompts", "1", "--sampled-prompts", "0")
-    assert _verify(folder, *words) == 2
-    assert "or allow other weights: with other_weights=True" in capsys.readouterr().err
-    assert _verify(folder, *words, "--other-weights", "--json", figures) == 0
-    assert "made for other weights" in capsys.readouterr().err
-    stored = json.loads(figures.read_text())
-    assert stored["settings"]["other_weights"] is True
-
-
 @pytest.fixture(scope="module")
 def server() -> Iterator[Running]:
     with running(tiny_decoder(trained=True)) as server:
@@ -92,19 +79,6 @@ def target(server: Running, tmp_path_factory: pytest.TempPathFactory) -> str:
     assert decoder.tokenizer is not None
     decoder.tokenizer.save_pretrained(folder)
     return str(folder)
-
-
-@pytest.mark.slow
-def test_a_lossless_server_gives_exit_code_0(
-    server: Running, target: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    file = tmp_path / "verify.json"
-    words = ["verify", "--url", server.root, "--target", target, "--num-prompts", "3"]
-    assert exit_code(*words, *SERVER_QUICK, "--json", file) == 0
-    greedy, verdict, *_ = capsys.readouterr().out.splitlines()
-    assert greedy.startswith("pass  greedy texts: 3 prompts")
-    assert verdict.endswith("in float32: 1 of 1 checks passed")
-    assert json.loads(file.read_text())["url"] == server.root
 
 
 def test_a_difference_gives_exit_code_1(

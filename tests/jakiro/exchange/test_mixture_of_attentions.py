@@ -71,7 +71,7 @@ ODD = {
 
 @pytest.mark.parametrize("name", ODD)
 def test_layers_that_this_project_does_not_have_are_named(name: str, tmp_path: Path) -> None:
-    message = {"q": "the same number of heads", "k": "a divisor of 4 heads"}.get(name[-13], name)
+    message = {"q": "a divisor of 3 heads", "k": "a divisor of 4 heads"}.get(name[-13], name)
     with pytest.raises(CheckpointError, match=message):
         _plan(tmp_path, moa_weights() | {name: ODD[name]})
 

@@ -9,7 +9,6 @@ from rich.console import Console
 
 from jakiro.utils import progress
 from jakiro.utils.progress import (
-    COLUMNS_WITH_RATE,
     ProgressDisplay,
     in_background,
     line_of,
@@ -59,21 +58,6 @@ def test_a_terminal_gets_a_bar_whose_times_say_what_they_are() -> None:
     for text in ("1/3", "elapsed", "left"):
         assert text in _text(console)
     assert "1 of 3" not in _text(console)
-
-
-def test_lines_name_the_rate_and_the_time_left() -> None:
-    clock, display = _Clock(), ProgressDisplay(*COLUMNS_WITH_RATE, console=_console())
-    display.get_time = clock
-    known = display.add_task("Training", total=1200, rate="")
-    unknown = display.add_task("Counting", total=None)
-    clock.now += 11
-    display.update(known, completed=120)
-    clock.now += 20
-    display.update(known, completed=360, rate="12 tokens/s")
-    display.advance(unknown, 5000)
-    lines = [line_of(task) for task in display.tasks]
-    assert lines[0] == "Training: 360 of 1,200, 12 tokens/s, 0:31 elapsed, about 1:10 left"
-    assert lines[1] == "Counting: 5,000, 0:31 elapsed"
 
 
 def test_records_of_an_earlier_run_do_not_count_as_speed(monkeypatch: pytest.MonkeyPatch) -> None:
