@@ -88,15 +88,23 @@ def _theirs(name: MethodName, subject: Subject) -> Iterable[Method]:
 def _ours(name: MethodName, subject: Subject) -> Iterable[Method]:
     if name.kind == AUTOREGRESSIVE:
         yield JakiroDecoding(name.name, name.kind, subject.decoder())
+        return
+    tree: Trees = "auto" if name.tree == "auto" else "fixed"
+    both: JakiroDrafter | Drafter | Pair
+    if name.kind == DRAFTER:
+        both = drafter = JakiroDrafter.from_pretrained(str(name.path))
+        decoder_tree: Trees = _trees(name, drafter)
     else:
-        yield (_build_trained if name.kind == DRAFTER else _build_untrained)(name, subject)
-
-
-def _build_trained(name: MethodName, subject: Subject) -> JakiroDecoding:
-    drafter = JakiroDrafter.from_pretrained(str(name.path))
-    tree = _trees(name, drafter)
-    decoder = subject.decoder(_with_second(name, drafter, subject), tree)
-    return _with_repeats(name, subject, decoder)
+        untrained = UntrainedName(name.kind, name.path, name.settings, name.candidates)
+        both, decoder_tree = build_untrained(untrained, subject.model, subject.tokenizer), tree
+    if name.second is not None:
+        both = with_second(both, name.second, subject.model, subject.tokenizer)
+    decoder = subject.decoder(both, decoder_tree)
+    if name.merged_repeats is not None:
+        assert decoder.drafter is not None, "rejected when the name was parsed"
+        repeats = RepeatSettings(num_nodes=name.merged_repeats)
+        decoder = subject.decoder(RepeatingDrafter(decoder.drafter, repeats), tree)
+    yield JakiroDecoding(name.name, name.kind, decoder)
 
 
 def _trees(name: MethodName, drafter: JakiroDrafter) -> TreePlan | Literal["auto", "fixed"]:
@@ -109,29 +117,3 @@ def _trees(name: MethodName, drafter: JakiroDrafter) -> TreePlan | Literal["auto
     else:
         plan = trees_of_size(drafter, name.candidates, name.levels)
     return TreePlan.of(plan.greedy) if name.tree == "deterministic" else plan
-
-
-def _build_untrained(name: MethodName, subject: Subject) -> JakiroDecoding:
-    untrained = UntrainedName(name.kind, name.path, name.settings, name.candidates)
-    drafter = build_untrained(untrained, subject.model, subject.tokenizer)
-    tree: Trees = "auto" if name.tree == "auto" else "fixed"
-    decoder = subject.decoder(_with_second(name, drafter, subject), tree)
-    return _with_repeats(name, subject, decoder)
-
-
-def _with_second(
-    name: MethodName, first: JakiroDrafter | Drafter, subject: Subject
-) -> JakiroDrafter | Drafter | Pair:
-    if name.second is None:
-        return first
-    return with_second(first, name.second, subject.model, subject.tokenizer)
-
-
-def _with_repeats(
-    name: MethodName, subject: Subject, decoder: SpeculativeDecoder
-) -> JakiroDecoding:
-    if name.merged_repeats is not None:
-        assert decoder.drafter is not None, "rejected when the name was parsed"
-        repeating = RepeatingDrafter(decoder.drafter, RepeatSettings(num_nodes=name.merged_repeats))
-        decoder = subject.decoder(repeating, "auto" if name.tree == "auto" else "fixed")
-    return JakiroDecoding(name.name, name.kind, decoder)

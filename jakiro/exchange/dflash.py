@@ -125,7 +125,8 @@ def read_dflash(checkpoint: DraftCheckpoint) -> ImportPlan:
     hidden, vocab = config.hidden_size, config.vocab_size
     is_nested = "transformer_layer_config" in checkpoint.config
     ids = _hidden_states(table, values, hidden, is_nested)
-    is_causal, is_dspark = _is_causal(values), table.has(_TABLES[0])
+    stated = [values[key] for key in ("is_causal", "causal", "causal_head") if key in values]
+    is_causal, is_dspark = bool(stated and stated[0]), table.has(_TABLES[0])
     reads_anchor = _reads_anchor(values, is_dspark)
     num_drafted = _whole(table, values, "block_size", least=3, most=16) - (not reads_anchor)
     block = {
@@ -216,11 +217,6 @@ def _hidden_states(
     if columns != len(ids) * hidden:
         raise table.unusable(f"fc.weight for {len(ids)} states of size {hidden}", columns)
     return tuple(index + offset for index in ids)
-
-
-def _is_causal(values: Mapping[str, Any]) -> bool:
-    keys = ("is_causal", "causal", "causal_head")
-    return bool(next((values[key] for key in keys if key in values), False))
 
 
 def _reads_anchor(values: Mapping[str, Any], is_dspark: bool) -> bool:

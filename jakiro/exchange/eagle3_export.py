@@ -75,17 +75,42 @@ def export_eagle3(drafter: JakiroDrafter, layout: Layout, facts: ServedTarget) -
     )
     prefix = "midlayer." if layout == "eagle3" else "layers.0."
     weights = exported_weights(drafter, eagle3_rows(settings, record.hidden_size, prefix))
-    keys = _keys_of_both(drafter)
+    trunk, ids = settings.trunk, {IDS: list(settings.trunk.fusion_layers or ())}
+    keys = ids | {
+        "draft_vocab_size": drafter.config.draft_vocab_size or record.vocab_size,
+        "norm_before_residual": trunk.residual == "normed",
+        "norm_before_fc": trunk.fusion_norm == "all",
+        "fc_norm": trunk.fusion_norm == "each",
+        "norm_output": settings.experts.output_norm == "feedback",
+        "torch_dtype": dtype_name(drafter.dtype),
+    }
     layer = layer_keys(drafter, facts.max_position)
     layer |= older_rope_keys(layer["rope_parameters"])
     if layout == "eagle3":
-        ids = {IDS: keys[IDS]}
         config = layer | keys | {"architectures": ["LlamaForCausalLMEagle3"]}
         config["eagle_config"] = {"use_aux_hidden_state": True} | ids
         config[EXPORTED_BY] = f"jakiro {__version__}"
-    else:
-        config = keys | {"architectures": ["Eagle3Speculator"], "transformer_layer_config": layer}
-        config |= _speculators_keys(settings, facts)
+        return Exported(weights, config, tuple(dropped_parts(drafter)))
+    proposal = {
+        "proposal_type": "greedy",
+        "speculative_tokens": settings.schedule.autoregressive_levels,
+        "verifier_accept_k": 1,
+        "accept_tolerance": 0.0,
+    }
+    verifier = {"name_or_path": facts.name_or_path, "architectures": [facts.architecture]}
+    config = keys | {
+        "architectures": ["Eagle3Speculator"],
+        "transformer_layer_config": layer,
+        "speculators_model_type": "eagle3",
+        "speculators_version": "0.4.0",
+        "target_hidden_size": None,
+        "speculators_config": {
+            "algorithm": "eagle3",
+            "default_proposal_method": "greedy",
+            "proposal_methods": [proposal],
+            "verifier": verifier,
+        },
+    }
     return Exported(weights, config, tuple(dropped_parts(drafter)))
 
 
@@ -179,42 +204,6 @@ def older_rope_keys(parameters: Mapping[str, Any]) -> dict[str, Any]:
         return {}
     scaling = {name: value for name, value in parameters.items() if name != "rope_theta"}
     return {"rope_scaling": scaling}
-
-
-def _keys_of_both(drafter: JakiroDrafter) -> dict[str, Any]:
-    """Return the keys of EAGLE-3 that both layouts have."""
-    settings, record = drafter.config.settings, drafter.config.target_record
-    trunk = settings.trunk
-    return {
-        "draft_vocab_size": drafter.config.draft_vocab_size or record.vocab_size,
-        "norm_before_residual": trunk.residual == "normed",
-        "norm_before_fc": trunk.fusion_norm == "all",
-        "fc_norm": trunk.fusion_norm == "each",
-        "norm_output": settings.experts.output_norm == "feedback",
-        IDS: list(trunk.fusion_layers or ()),
-        "torch_dtype": dtype_name(drafter.dtype),
-    }
-
-
-def _speculators_keys(settings: DrafterSettings, facts: ServedTarget) -> dict[str, Any]:
-    proposal = {
-        "proposal_type": "greedy",
-        "speculative_tokens": settings.schedule.autoregressive_levels,
-        "verifier_accept_k": 1,
-        "accept_tolerance": 0.0,
-    }
-    verifier = {"name_or_path": facts.name_or_path, "architectures": [facts.architecture]}
-    return {
-        "speculators_model_type": "eagle3",
-        "speculators_version": "0.4.0",
-        "target_hidden_size": None,
-        "speculators_config": {
-            "algorithm": "eagle3",
-            "default_proposal_method": "greedy",
-            "proposal_methods": [proposal],
-            "verifier": verifier,
-        },
-    }
 
 
 def dropped_parts(drafter: JakiroDrafter) -> Iterator[str]:

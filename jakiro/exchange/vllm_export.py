@@ -71,7 +71,7 @@ def export_vllm(drafter: JakiroDrafter, target: TargetAdapter) -> Exported:
     kv = _Parts({})
     if memory is not None and memory.kind == "kv":
         kv = _keys_and_values(target, memory.layers)
-    state = drafter.state_dict()
+    state, ids = drafter.state_dict(), drafter.draft_ids
     weights = {name: part for name, part in state.items() if not name.startswith(_LEFT_OUT)}
     num_experts = settings.experts.num_experts  # further rows of the router are for other levels
     weights["experts.router.weight"] = state["experts.router.weight"][:num_experts]
@@ -90,7 +90,9 @@ def export_vllm(drafter: JakiroDrafter, target: TargetAdapter) -> Exported:
                 "norm_eps": norm.norm_eps,
                 "kv": kv.kv,
                 "num_ages": ages,
-                "draft_ids": _checksum(drafter.draft_ids),
+                # By this hash, the plug-in recognizes other ids. With them, texts would be the same
+                # and hardly any draft would be accepted, so that nobody would see an error.
+                "draft_ids": None if ids is None else fingerprint(ids.tolist()),
             },
         },
     }
@@ -109,15 +111,6 @@ def _config(drafter: JakiroDrafter, target: TargetAdapter) -> dict[str, Any]:
         "rope_parameters": {"rope_type": "default", "rope_theta": trunk.rope_theta},
         "torch_dtype": dtype_name(drafter.dtype),
     }
-
-
-def _checksum(draft_ids: Tensor | None) -> str | None:
-    """Return a hash by which the plug-in recognizes other ids than the exported ones.
-
-    With other ids, texts would stay the same and hardly any draft would be accepted, so that nobody
-    would see an error.
-    """
-    return None if draft_ids is None else fingerprint(draft_ids.tolist())
 
 
 def _handed_widths(drafter: JakiroDrafter, kv: _Parts) -> tuple[int, int]:
