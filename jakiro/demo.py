@@ -64,7 +64,9 @@ def run_demo(
     show(document, Console())  # before the file, which a full disk can prevent
     if store is not None:
         store(document.model_dump_json(indent=1) + "\n")
-    _show_next(Console(), str(fresh))
+    command = shlex.join(["jakiro", "generate", str(fresh), QUESTION])
+    line = f"Drafter: {fresh}\n  {command}"
+    Console().print(line, soft_wrap=True, highlight=False, markup=False)
 
 
 def _train(
@@ -112,14 +114,3 @@ def _compare(fresh: Path, subject: Subject, progress: Progress) -> ComparisonDoc
         temperatures=TEMPERATURES,
     )
     return compare(settings, prompts_for(settings), subject, MODEL, tracked(progress))
-
-
-def _show_next(console: Console, drafter: str) -> None:
-    """Print the folder of a trained drafter, and commands that use the drafter."""
-    bench = ["jakiro", "bench", "--target", MODEL, "--method", "transformers"]
-    commands = (
-        ["jakiro", "generate", drafter, QUESTION],
-        [*bench, "--method", f"drafter={drafter}", "--prompts", "PROMPTS.jsonl"],
-    )
-    for line in (f"Drafter: {drafter}", *(f"  {shlex.join(words)}" for words in commands)):
-        console.print(line, soft_wrap=True, highlight=False, markup=False)

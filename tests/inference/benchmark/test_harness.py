@@ -252,15 +252,3 @@ def test_speedups_are_relative_to_the_fastest_setting_of_the_baseline() -> None:
     figures = _figures(*baseline, Scripted("other", [1, 1], pace=0.25))
     assert [one.name for one in figures] == ["slow (2.0)", "slow (0.5)", "slow (1.0)", "other"]
     assert [one.speedup for one in figures] == pytest.approx([0.25, 1.0, 0.5, 2.0])
-
-
-def test_an_interruption_keeps_what_all_methods_have_decoded() -> None:
-    steady = Scripted("autoregressive", [1, 1], pace=1.0)
-    document = _compared([steady, Scripted("other", [1, 2], pace=1.0, interrupted_at=4)])
-    assert not document.is_complete
-    assert document.prompts == 3  # one of the four calls was the warm-up
-    first, second = document.methods
-    assert {sample.prompt for sample in first.samples} == {
-        sample.prompt for sample in second.samples
-    }
-    assert second.speedup == pytest.approx(1.5)

@@ -18,7 +18,6 @@ from transformers import GenerationConfig
 from inference import SpeculativeDecoder
 from inference.serving.settings import ServeSettings
 from jakiro.cli.decode import _write
-from jakiro.utils.fetch import KNOWN_MODELS
 
 
 @pytest.fixture(scope="module")
@@ -134,12 +133,6 @@ def test_keys_come_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setenv("JAKIRO_API_KEY", "first-key-1, second-key-2 ,")
     keys = ServeSettings(host="0.0.0.0").api_keys
     assert [key.get_secret_value() for key in keys] == ["first-key-1", "second-key-2"]
-
-
-def test_models_that_can_be_fetched_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
-    assert exit_code("fetch") == 0
-    printed = capsys.readouterr().out
-    assert all(f"{name}  (" in printed for name in KNOWN_MODELS)
 
 
 def test_the_demo_gets_its_options(

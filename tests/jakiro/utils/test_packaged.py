@@ -18,7 +18,6 @@ from jakiro.utils.packaged import (
     config_names,
     config_path,
     configs_folder,
-    missing_extra,
     packaged_drafter,
     packaged_names,
 )
@@ -84,13 +83,6 @@ def test_the_extras_are_those_of_the_project_file() -> None:
         assert set(packages) - {"pyarrow"} == set(names)
     always = {re.split("[^a-z-]", requirement)[0] for requirement in project["dependencies"]}
     assert always.isdisjoint(_OPTIONAL)
-
-
-def test_a_missing_package_is_answered_with_its_extra() -> None:
-    for name, extra in {"deepspeed.ops": "train", "starlette.routing": "serve"}.items():
-        error = missing_extra(ModuleNotFoundError("missing", name=name))
-        assert f"'.[{extra}]'" in str(error)
-    assert missing_extra(ModuleNotFoundError("missing", name="torch")) is None
 
 
 def _run(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
