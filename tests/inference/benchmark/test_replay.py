@@ -168,7 +168,8 @@ def test_trainings_with_the_same_name_are_pooled_and_the_first_name_is_the_basel
     document = compared("a", "b", "a", "b")
     screen = StringIO()
     show(document, Console(file=screen, width=120))
-    rows = [line.split() for line in screen.getvalue().splitlines() if line[:2] in ("a ", "b ")]
+    lines = map(str.split, screen.getvalue().splitlines())
+    rows = [words for words in lines if words[:1] in (["a"], ["b"])]
     assert [row[0] for row in rows] == ["a", "b"]
     pooled = {}
     for name in "ab":
