@@ -1,6 +1,7 @@
 """Loading of a decoder's parts: target, drafter or two of them, and tokenizer."""
 
 from collections.abc import Callable
+from difflib import get_close_matches
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -15,7 +16,7 @@ from inference.drafters.aded.drafter import AdedDrafter, AdedSettings
 from inference.drafters.aded.table import TrigramIndex, load_trigrams
 from inference.drafters.combined.drafter import CombinedDrafter
 from inference.drafters.lookup import LookupDrafter, LookupSettings
-from inference.drafters.names import LM, LOOKUP, PairName, UntrainedName
+from inference.drafters.names import ADED, LM, LOOKUP, PairName, UntrainedName
 from inference.drafters.small_lm import SmallLMDrafter, SmallLMSettings
 from inference.protocol import Drafter
 from jakiro.drafter import JakiroDrafter
@@ -23,6 +24,7 @@ from jakiro.errors import ConfigError
 from jakiro.target.adapter import TargetAdapter
 from jakiro.utils.files import fingerprint
 from jakiro.utils.logs import get_logger, quiet_libraries
+from jakiro.utils.packaged import packaged_drafter, packaged_names
 from jakiro.utils.pretrained import load_causal_lm, load_tokenizer
 from jakiro.utils.settings import SettingsT, load_settings
 
@@ -70,6 +72,7 @@ def _parts(name: str, target_of: Callable[[str | None], _Target]) -> Parts:
         target, tokenizer = target_of(None)
         drafter = build_untrained(untrained, target, tokenizer)
     else:
+        _refuse_misspelt(first)
         drafter = JakiroDrafter.from_pretrained(first)
         target, tokenizer = target_of(drafter.config.target_record.name_or_path)
     if pair is not None:
@@ -110,6 +113,15 @@ def _settings(cls: type[SettingsT], name: UntrainedName) -> SettingsT:
     settings = cls() if name.settings is None else load_settings(cls, name.settings)
     changes = {} if name.num_nodes is None else {"num_nodes": name.num_nodes}
     return settings.model_copy(update=changes)
+
+
+def _refuse_misspelt(name: str) -> None:
+    """Raise an error if nothing exists at a path that is similar to a known drafter's name."""
+    if "/" in name or Path(name).exists() or packaged_drafter(name) is not None:
+        return
+    names = (ADED, LOOKUP, *packaged_names())
+    if similar := get_close_matches(name.partition("=")[0].lower(), names, n=1, cutoff=0.7):
+        raise ConfigError(f"there is no drafter {name}", remedy=f"use {similar[0]}")
 
 
 def _load_target(name_or_path: str, load: dict[str, Any]) -> _Target:

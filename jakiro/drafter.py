@@ -36,7 +36,7 @@ from moa.memory import LayerMixture, MemoryEncoder
 from moa.target_kv import with_rotated_keys
 from moa.trunk import NUM_EARLIER, Trunk, TrunkInputs
 
-_REMEDY = "check the path or name, or train a drafter; lookup and aded need no training"
+_REMEDY = "check the path, or train a drafter with `jakiro train`"
 _HUB_ARGUMENTS = ("cache_dir", "local_files_only", "revision", "subfolder", "token")
 
 

@@ -136,7 +136,7 @@ def test_texts_are_exact_while_versions_change(serve: Callable[..., _Served]) ->
             fingerprints |= {answer.system_fingerprint for answer in answers}
             first = (first + 6) % 2000
             time.sleep(0.1)
-    assert len(fingerprints) == 2  # all versions of the false learner have the same weights
+    assert len(fingerprints) > 1  # the drafter's own weights, and versions
 
 
 def _write_version(served: _Served, tenant: str = "everyone") -> VersionFolder:
