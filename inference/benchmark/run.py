@@ -30,6 +30,7 @@ from inference.benchmark.subject import Subject, build_methods
 from inference.benchmark.transformers_methods import TransformersDecoding
 from inference.engine.stats import DecodeStats
 from inference.generation.prompt_file import BenchPrompt, distinct, read_prompts
+from jakiro.errors import DataError
 from jakiro.target.adapter import TargetAdapter
 from jakiro.utils.logs import get_logger
 from jakiro.utils.progress import Track, untracked
@@ -47,6 +48,8 @@ def prompts_for(settings: ComparisonSettings) -> list[BenchPrompt]:
     prompts = distinct(read)
     if repeated := len(read) - len(prompts):
         _logger.warning(f"{repeated} duplicate prompts are ignored")
+    if settings.replay and len(prompts[: settings.num_prompts]) < 2:
+        raise DataError("an interval needs more than one prompt; pass more in --prompts")
     return _from_all_categories(prompts)[: settings.num_prompts]
 
 

@@ -24,6 +24,7 @@ from inference.benchmark.subject import Subject
 from inference.drafters.small_lm import SmallLMDrafter, SmallLMSettings
 from inference.engine.stats import DecodeStats
 from inference.trees.shape import TreePlan, TreeShape
+from jakiro.errors import DataError
 from jakiro.target.adapter import TargetAdapter
 from jakiro.utils.pretrained import load_target
 
@@ -160,6 +161,11 @@ def test_all_drafters_get_the_same_texts(compared: Replayed) -> None:
     (small,) = compared("a", options="candidates=20,levels=1").methods
     depths = [len(one.conditional_acceptance_rate) for one in (small, document.methods[0])]
     assert depths[0] < depths[1]
+
+
+def test_one_prompt_is_too_few_for_an_interval(compared: Replayed) -> None:
+    with pytest.raises(DataError, match="more than one prompt"):
+        compared("a", "b", num_prompts=1)
 
 
 def test_trainings_with_the_same_name_are_pooled_and_the_first_name_is_the_baseline(
