@@ -110,6 +110,8 @@ class TargetStateWriter:
         with self._lock("index"):
             index = read_index(self.folder)
             if index is None:
+                for number in range(fresh.num_shards):  # nothing says which states these are
+                    shard_path(self.folder, number).unlink(missing_ok=True)
                 fresh.write(self.folder)
                 return fresh
         if (difference := index.difference(fresh)) is not None:

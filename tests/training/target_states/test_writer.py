@@ -116,6 +116,17 @@ def test_shortened_and_missing_shards_are_written_again(workshop: Path) -> None:
     assert contents(workshop / "features") == before
 
 
+def test_shards_without_an_index_are_written_again(workshop: Path) -> None:
+    write_target_states(offline_run(workshop))
+    folder = workshop / "features"
+    before = contents(folder)
+    first = min(folder.glob("*.safetensors"))
+    first.write_bytes(first.read_bytes()[:-4] + bytes(4))  # whole, with other states
+    (folder / "index.json").unlink()
+    assert new_writer(offline_run(workshop), folder).write()
+    assert contents(folder) == before
+
+
 def test_a_folder_of_other_target_states_is_refused(workshop: Path) -> None:
     write_target_states(offline_run(workshop))
     folder = workshop / "features"
