@@ -18,7 +18,7 @@ class SequenceStorage:
     """A tensor with one row for each sequence, in storage that may have room for more rows.
 
     Sequences that leave free their rows, and sequences that join take free rows, so that the rows
-    of the other sequences need not be copied.
+    of the other sequences need not be copied. The last slot of a row may contain padding.
 
     Args:
         storage: tensor whose last two dimensions are the slots of a sequence and their entries.
@@ -47,7 +47,8 @@ class SequenceStorage:
             if destination != index:
                 # Whatever is left of the former sequence is overwritten: masks do not hide NaN.
                 end = max(ends[destination], ends[index])
-                self._row(destination)[..., :end, :] = self._row(index)[..., :end, :]
+                for used in (slice(end), slice(-1, None)):
+                    self._row(destination)[..., used, :] = self._row(index)[..., used, :]
         self._num_left[len(indices) : count] = ends[len(indices) : count]
         self._show(len(indices))
 
@@ -71,6 +72,7 @@ class SequenceStorage:
         end = other.live.shape[-2]
         new[..., :end, :] = other.live
         new[..., end : max(self._num_left[count : count + added], default=0), :] = 0
+        new[..., max(end, new.shape[-2] - 1) :, :] = 0
         self._num_left[count : count + added] = [0] * added
 
     def reserve(self, num_slots: int) -> None:

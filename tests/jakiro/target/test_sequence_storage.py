@@ -70,7 +70,7 @@ def test_only_the_slots_that_sequences_have_written_to_are_copied() -> None:
     rows = _rows(1, 2, 3, slots=4096)
     with _CopyCounter() as counter:
         rows.select([2, 1], num_used=[16, 2000, 10])
-    assert counter.num_copied == 16 * rows.live[:, :1, :1].numel()
+    assert counter.num_copied == 17 * rows.live[:, :1, :1].numel()
     assert _first(rows) == [3, 2]
 
 
@@ -86,3 +86,11 @@ def test_nothing_that_a_former_sequence_has_written_reaches_another_one() -> Non
     assert rows.live.isfinite().all()
     assert not rows.live[:, 1, 2:].any()
     assert _first(rows) == [3, 5]
+
+
+def test_padding_in_the_last_slot_of_a_row_does_not_reach_the_next_sequence() -> None:
+    rows = _rows(1, 2, 3, slots=9)
+    rows.live[:, 0, -1] = rows.live[:, 1, -1] = torch.nan
+    rows.select([2], num_used=[2, 2, 2])  # moves to the first row
+    rows.append(_rows(4, slots=3))
+    assert rows.live.isfinite().all()
