@@ -149,6 +149,8 @@ class CombinedSession(AdaptiveSession):
             self._learn(before)
 
     def propose(self, budget: Budget, random: StepRandom) -> DraftTree:
+        # After a reset, also sessions that are open begin anew.
+        self.knowledge = self.drafter.knowledge(self._do_sample, self.shape)
         deepest = self.drafter.max_depth
         depth = deepest if budget.depth is None else min(budget.depth, deepest)
         limit = Budget(min(budget.num_nodes, self.num_nodes), depth)
@@ -204,7 +206,8 @@ class CombinedSession(AdaptiveSession):
         self.second.set_sampling(sampling)
         self.shape = self.first.shape
         self.num_nodes = self.settings.num_nodes or self.shape.max_nodes
-        self.knowledge = self.drafter.knowledge(sampling.do_sample, self.shape)
+        self._do_sample = sampling.do_sample
+        self.knowledge = self.drafter.knowledge(self._do_sample, self.shape)
         self.cascade = self.drafter.cascade(sampling.do_sample, self.shape)
 
     def constrain(self, grammars: Sequence[GrammarProcessor | None]) -> None:

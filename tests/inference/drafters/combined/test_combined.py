@@ -21,7 +21,7 @@ from inference.drafters.combined.knowledge import CandidatePool, CombinedSetting
 from inference.drafters.lookup import LookupDrafter
 from inference.drafters.small_lm import SmallLMDrafter, SmallLMSettings
 from inference.drafters.trained.drafter import TrainedDrafter
-from inference.protocol import Budget, DraftSession
+from inference.protocol import AdaptiveDrafter, Budget, DraftSession
 from inference.sampling.options import Sampling
 from inference.sampling.random_numbers import StepRandom
 from inference.trees.shape import TreeShape
@@ -180,6 +180,21 @@ def test_automatic_trees_of_two_drafters_change_no_token() -> None:
     assert drafter.cascade(False, shape) is learned is not None
     automatic.reset()
     assert drafter.cascade(False, shape) is not learned
+
+
+@pytest.mark.parametrize("second_alone", [False, True])
+def test_an_open_session_forgets_with_its_drafters(second_alone: bool) -> None:
+    first = _trained(tiny_llama(vocab=11), TreeShape(children=2, breadth=2))
+    drafter = CombinedDrafter(first, AdedDrafter())
+    session = _session(drafter, GREEDY, [1, 2, 3, 1, 2])
+    learned = session.knowledge
+    session.propose(Budget(14), StepRandom())
+    assert session.knowledge is learned
+    adaptive = drafter.second if second_alone else drafter
+    assert isinstance(adaptive, AdaptiveDrafter)
+    adaptive.reset()
+    session.propose(Budget(14), StepRandom())
+    assert session.knowledge is not learned
 
 
 def _session(drafter: CombinedDrafter, sampling: Sampling, tokens: list[int]) -> CombinedSession:
