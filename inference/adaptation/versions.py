@@ -54,7 +54,8 @@ class VersionFolder:
     @property
     def numbers(self) -> list[int]:
         """The numbers of all versions, in ascending order, whether they can be used or not."""
-        return sorted(int(path.stem) for path in self.path.glob(f"[0-9]*{_ENDING}"))
+        stems = [path.stem for path in self.path.glob(f"[0-9]*{_ENDING}")]
+        return sorted(int(stem) for stem in stems if stem.isdigit())
 
     def write(self, record: VersionRecord, weights: Mapping[str, Tensor]) -> None:
         """Write a version; a reader finds all of it or nothing."""

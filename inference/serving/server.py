@@ -153,9 +153,13 @@ class Server(uvicorn.Server):
             return model, None
         from inference.serving.adaptation import Adaptation
 
-        return model, Adaptation(
-            model, settings, self._learner, service.telemetry, lambda: service.num_active > 0
-        )
+        try:
+            return model, Adaptation(
+                model, settings, self._learner, service.telemetry, lambda: service.num_active > 0
+            )
+        except BaseException:
+            engine.close()
+            raise
 
     async def _until(self, condition: Callable[[], bool]) -> None:
         while not condition():
