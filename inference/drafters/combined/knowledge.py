@@ -44,9 +44,8 @@ class CombinedSettings(Settings):
 class Calibration:
     """Acceptance rates by source, depth and score, learned online; thread-safe.
 
-    A rate is the probability that a
-    candidate is right if its parent is right. Without observations, the rate is the candidate's
-    score, multiplied by the trust in its source.
+    A rate is the probability that a candidate is right if its parent is right. Without
+    observations, the rate is the candidate's score, multiplied by the trust in its source.
     """
 
     def __init__(self) -> None:
